@@ -1,0 +1,245 @@
+//! Settings: compiled-in defaults, then a TOML file, then `SECKILL__SECTION__KEY` from the environment.
+//!
+//! A key that nobody knows is an error, not a silent default. Secrets have no usable default: a service that
+//! starts without them says which one is missing.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use secrecy::SecretString;
+use serde::Deserialize;
+
+/// The defaults, which double as the reference of every key.
+const DEFAULTS: &str = include_str!("config.default.toml");
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    pub http: Http,
+    pub auth: Auth,
+    pub admission: Admission,
+    pub redis: Redis,
+    pub postgres: Postgres,
+    pub kafka: Kafka,
+    pub outbox: Outbox,
+    pub consumer: Consumer,
+    pub orders: Orders,
+    pub telemetry: Telemetry,
+}
+
+/// The HTTP server of a node.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    /// Address to listen on. Port 0 takes a free one and logs it.
+    pub bind: SocketAddr,
+    /// Worker threads; 0 means one per core.
+    pub workers: usize,
+    /// Proxies whose `X-Forwarded-For` is believed, counted from the right.
+    pub trusted_proxies: Vec<IpAddr>,
+    /// How long readiness is off before the node stops accepting, so that a balancer can notice.
+    pub drain_ms: u64,
+    /// How long running requests may take to end after that.
+    pub shutdown_timeout_s: u64,
+}
+
+/// Who may call.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Auth {
+    /// Key of the HS256 tokens, at least 32 bytes.
+    pub jwt_secret: SecretString,
+}
+
+/// The token buckets. Rates are per node: n nodes together admit n times as much.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Admission {
+    /// Purchases per second that the node admits in all, and how many may come at once.
+    pub node_per_second: u32,
+    pub node_burst: u32,
+    /// Purchases per second of one client address (one /64 for IPv6).
+    pub address_per_second: u32,
+    pub address_burst: u32,
+    /// Purchases per second of one user.
+    pub user_per_second: u32,
+    pub user_burst: u32,
+    /// Most addresses, and most users, that are tracked at once. New ones beyond it are held by the node's bucket.
+    pub max_tracked: usize,
+    /// How often buckets that are full again are forgotten.
+    pub sweep_ms: u64,
+    /// Leading zero bits that a challenge asks for: each one doubles the work.
+    pub challenge_bits: u8,
+    /// How long a purchase token earned by a challenge is good for.
+    pub challenge_ttl_s: u64,
+}
+
+/// Redis: the hot copy of the stock, and the outbox.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Redis {
+    pub url: SecretString,
+    /// How long an answer may take. Beyond it the outcome of a purchase is unknown, not refused.
+    pub response_timeout_ms: u64,
+    pub connect_timeout_ms: u64,
+    /// How long a sale's keys outlive its end.
+    pub retention_h: u64,
+    /// Whether a Redis that was restarted may sell on, as far as INFO shows it a master with an append-only file.
+    /// Safe only with `appendfsync always`, where a restart loses nothing; INFO cannot show that.
+    pub trust_restart: bool,
+}
+
+/// PostgreSQL: the truth.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Postgres {
+    pub url: SecretString,
+    pub max_connections: u32,
+    pub acquire_timeout_ms: u64,
+    /// Ends any statement that takes longer, on the server.
+    pub statement_timeout_ms: u64,
+}
+
+/// Kafka: the way from the outbox to the ledger.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kafka {
+    pub brokers: String,
+    pub topic: String,
+    pub dead_letter_topic: String,
+    pub group: String,
+    /// Used when the topics are created.
+    pub partitions: i32,
+    pub replication: i32,
+    pub delivery_timeout_ms: u64,
+    pub session_timeout_ms: u64,
+}
+
+/// The relay from the outbox to Kafka.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outbox {
+    /// Most entries that are read, published and removed together.
+    pub batch: usize,
+    /// How long a read waits for new entries.
+    pub block_ms: u64,
+    /// After how long without a sign of life the entries of another relay are taken over.
+    pub claim_after_ms: u64,
+}
+
+/// The consumer from Kafka to the ledger.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Consumer {
+    /// Most messages that become rows together.
+    pub batch: usize,
+    /// First wait after the database failed; doubles up to the second.
+    pub retry_ms: u64,
+    pub max_retry_ms: u64,
+}
+
+/// The life of an order.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Orders {
+    /// How long a buyer has to pay, counted by the ledger's clock from the insertion of the row.
+    pub pay_within_s: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Telemetry {
+    /// A `tracing` filter, such as `info,seckill=debug`.
+    pub filter: String,
+    pub format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+impl Settings {
+    /// Reads defaults, then `file` if there is one, then the environment.
+    pub fn load(file: Option<&Path>) -> anyhow::Result<Self> {
+        let mut sources = config::Config::builder().add_source(toml(DEFAULTS));
+        if let Some(path) = file {
+            sources = sources.add_source(config::File::from(path).format(config::FileFormat::Toml));
+        }
+        let environment = config::Environment::with_prefix("SECKILL")
+            .prefix_separator("__")
+            .separator("__")
+            .list_separator(",")
+            .with_list_parse_key("http.trusted_proxies")
+            .try_parsing(true);
+        let settings = sources
+            .add_source(environment)
+            .build()
+            .and_then(config::Config::try_deserialize)
+            .context("the settings cannot be read")?;
+        Ok(settings)
+    }
+
+    /// Pairs of settings that are legal and probably not meant, each with its reason.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.outbox.claim_after_ms <= self.outbox.block_ms {
+            warnings.push("outbox.claim_after_ms is not above outbox.block_ms: idle relays rob each other".to_owned());
+        }
+        if self.redis.response_timeout_ms >= self.http.shutdown_timeout_s * 1000 {
+            warnings.push(
+                "redis.response_timeout_ms is not below http.shutdown_timeout_s: a stop cuts purchases off".to_owned(),
+            );
+        }
+        if self.redis.trust_restart {
+            warnings.push(
+                "redis.trust_restart is on: a Redis restarted without `appendfsync always` sells units twice, and the \
+                 later orders are rejected"
+                    .to_owned(),
+            );
+        }
+        warnings
+    }
+}
+
+impl Redis {
+    pub const fn response_timeout(&self) -> Duration {
+        Duration::from_millis(self.response_timeout_ms)
+    }
+
+    pub const fn connect_timeout(&self) -> Duration {
+        Duration::from_millis(self.connect_timeout_ms)
+    }
+
+    pub const fn retention(&self) -> Duration {
+        Duration::from_secs(self.retention_h * 3600)
+    }
+}
+
+fn toml(text: &str) -> config::File<config::FileSourceString, config::FileFormat> {
+    config::File::from_str(text, config::FileFormat::Toml)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_key_is_an_error() {
+        let text = format!("{DEFAULTS}\n[surprise]\nkey = 1\n");
+        let built = config::Config::builder().add_source(toml(&text)).build().expect("valid TOML");
+        assert!(built.try_deserialize::<Settings>().is_err());
+    }
+
+    #[test]
+    fn the_defaults_are_complete_and_raise_no_warning() {
+        let built = config::Config::builder().add_source(toml(DEFAULTS)).build().expect("valid TOML");
+        let settings: Settings = built.try_deserialize().expect("complete defaults");
+        assert_eq!(settings.warnings(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,19 @@
+//! The vocabulary: sales, orders, ids, states and the legal moves between them.
+//!
+//! No I/O and no clock in here, and nothing of ours is imported: every other module speaks in these words.
+
+mod ids;
+
+mod epoch;
+
+mod order;
+
+mod purchase;
+
+mod sale;
+
+pub use epoch::Epoch;
+pub use ids::{InvalidId, OrderId, SaleId, UserId};
+pub use order::{Order, OrderMessage, OrderStatus, Pool, Reason, UnknownWord};
+pub use purchase::{Accepted, Outcome, Purchase, Refusal, RequestKey, StockNews};
+pub use sale::{Sale, SaleState};

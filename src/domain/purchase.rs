@@ -1,0 +1,83 @@
+//! A purchase as it is asked for, and every way it can be answered.
+
+use time::OffsetDateTime;
+
+use super::{Epoch, OrderId, UserId};
+
+/// What one buyer asks of the stock of one sale.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Purchase {
+    /// Chosen before the first attempt and kept by every retry: it is what makes a retry harmless.
+    pub order: OrderId,
+    pub user: UserId,
+    /// Units, at least 1.
+    pub quantity: u32,
+    /// The life of the sale that this purchase was first sent to. A retry never crosses into a newer one.
+    pub generation: i64,
+    pub request: Option<RequestKey>,
+}
+
+/// An Idempotency-Key and the fingerprint of the body that it came with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestKey {
+    /// The header's value, 1–64 printable ASCII characters.
+    pub key: String,
+    /// Lower-case hex of the first 8 bytes of SHA-256 over what the body asks for.
+    pub fingerprint: String,
+}
+
+/// The answer of the stock to one purchase.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// 202: the order stands in the outbox.
+    Accepted(Accepted),
+    /// A decided no. Nothing was written.
+    Refused(Refusal),
+    /// Redis cannot prove that it may sell. Nothing was written.
+    Cold,
+    /// No answer: the script may or may not have run. The buyer can ask for this order.
+    Unknown(OrderId),
+}
+
+/// An order that the buyer holds now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    pub order: OrderId,
+    /// Units of that order.
+    pub quantity: u32,
+    /// True if this answer repeats an earlier one (same Idempotency-Key, or a retry of the same order id).
+    pub replayed: bool,
+}
+
+/// Every decided no.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    SoldOut,
+    /// Fewer units are left than were asked for.
+    NotEnoughLeft {
+        remaining: u32,
+    },
+    /// The buyer already holds this order in the sale.
+    AlreadyPurchased {
+        order: OrderId,
+    },
+    NotStarted {
+        starts_at: OffsetDateTime,
+    },
+    Ended,
+    Paused,
+    /// More units than one order of this sale may hold.
+    TooMany {
+        max_quantity: u32,
+    },
+    /// The Idempotency-Key was used before with another body.
+    KeyReused,
+}
+
+/// What a Redis answer tells about the whole sale, whoever asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StockNews {
+    pub epoch: Epoch,
+    /// Units left.
+    pub remaining: u32,
+}
