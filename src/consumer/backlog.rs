@@ -14,16 +14,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// means that every order that Kafka has is in the ledger (or among the dead letters). A partition for which the
 /// group never committed counts from its first message.
 ///
-/// Asks without joining the group.
+/// Asks without joining the group, and blocks the calling thread while it does.
 ///
 /// # Errors
 /// When Kafka does not answer within a few seconds, or the topic does not exist.
-pub async fn backlog(kafka: &config::Kafka) -> anyhow::Result<u64> {
-    let kafka = kafka.clone();
-    tokio::task::spawn_blocking(move || ask(&kafka)).await?
-}
-
-fn ask(kafka: &config::Kafka) -> anyhow::Result<u64> {
+pub fn backlog(kafka: &config::Kafka) -> anyhow::Result<u64> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", &kafka.brokers)
         .set("group.id", &kafka.group)

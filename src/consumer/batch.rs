@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rdkafka::Message;
 use rdkafka::message::BorrowedMessage;
 
-use crate::domain::{OrderMessage, SaleId};
+use crate::domain::OrderMessage;
 use crate::outbox::message;
 
 /// Offsets to commit: per partition, the first one that is not done.
@@ -67,12 +67,12 @@ impl Batch {
         self.len() == 0
     }
 
-    /// Puts the orders of a sale that the ledger does not know aside.
-    pub(super) fn condemn(&mut self, sale: SaleId) {
+    /// Puts orders that can never become rows aside.
+    pub(super) fn condemn(&mut self, guilty: impl Fn(&OrderMessage) -> bool, reason: &str) {
         let pairs = std::mem::take(&mut self.orders).into_iter().zip(std::mem::take(&mut self.origins));
         for (order, raw) in pairs {
-            if order.sale == sale {
-                self.poison.push((raw, format!("sale {sale} is not known")));
+            if guilty(&order) {
+                self.poison.push((raw, reason.to_owned()));
             } else {
                 self.orders.push(order);
                 self.origins.push(raw);
@@ -84,7 +84,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::OrderId;
+    use crate::domain::{OrderId, SaleId};
 
     fn raw(partition: i32, offset: i64, sale: i32) -> Raw {
         let sale = SaleId::new(sale).expect("a sale id");
@@ -116,7 +116,7 @@ mod tests {
         for (offset, sale) in [(0, 7), (1, 8), (2, 7), (3, 9)] {
             batch.push(raw(0, offset, sale));
         }
-        batch.condemn(SaleId::new(7).expect("a sale id"));
+        batch.condemn(|order| order.sale.get() == 7, "no such sale");
         let left: Vec<_> = batch.origins.iter().map(|raw| raw.offset).collect();
         assert_eq!(left, [1, 3]);
         assert_eq!(batch.orders.iter().map(|order| order.sale.get()).collect::<Vec<_>>(), [8, 9]);

@@ -29,7 +29,8 @@ pub use self::metrics::Metrics;
 use self::reader::Reader;
 use self::writer::Writer;
 use crate::config::Settings;
-use crate::domain::{OrderMessage, SaleId};
+use crate::domain::{OrderId, OrderMessage, SaleId};
+use crate::ledger::{self, Ledger};
 use crate::outbox::Publisher;
 
 /// The wait before a client that broke for good is made anew.
@@ -38,8 +39,10 @@ const RESTART: Duration = Duration::from_secs(1);
 /// Why the orders of a batch are not written.
 #[derive(Debug)]
 pub enum Fault {
-    /// Orders of this sale can never become rows. Nothing was written; the rest of the batch may go on.
+    /// Orders of this sale can never become rows. The rest of the batch may go on.
     UnknownSale(SaleId),
+    /// This order can never become a row. The rest of the batch may go on.
+    Unrecordable(OrderId),
     /// Not now: the same batch again later.
     Later(anyhow::Error),
 }
@@ -48,6 +51,17 @@ pub enum Fault {
 pub trait Record: Send + 'static {
     /// Writes all orders or fails. Writing an order that is written already changes nothing.
     fn record(&self, orders: &[OrderMessage]) -> impl Future<Output = Result<(), Fault>> + Send;
+}
+
+impl Record for Ledger {
+    async fn record(&self, orders: &[OrderMessage]) -> Result<(), Fault> {
+        match Self::record(self, orders).await {
+            Ok(_) => Ok(()),
+            Err(ledger::Error::UnknownSale(sale)) => Err(Fault::UnknownSale(sale)),
+            Err(ledger::Error::Unrecordable(order)) => Err(Fault::Unrecordable(order)),
+            Err(error) => Err(Fault::Later(error.into())),
+        }
+    }
 }
 
 /// A member of the consumer group.

@@ -70,7 +70,12 @@ impl<R: Record> Writer<R> {
             // Never cut short: a stop waits for the answer, whatever it is.
             match self.recorder.record(&batch.orders).await {
                 Ok(()) => break,
-                Err(Fault::UnknownSale(sale)) => batch.condemn(sale),
+                Err(Fault::UnknownSale(sale)) => {
+                    batch.condemn(|order| order.sale == sale, &format!("sale {sale} is not known"));
+                }
+                Err(Fault::Unrecordable(id)) => {
+                    batch.condemn(|order| order.id == id, "the ledger cannot store this order");
+                }
                 Err(Fault::Later(reason)) => self.wait(&reason, stop).await?,
             }
         }

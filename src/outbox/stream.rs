@@ -231,4 +231,11 @@ impl Stream {
     pub(super) async fn length(&mut self) -> Result<u64, RedisError> {
         self.query(redis::cmd("XLEN").arg(&self.key)).await
     }
+
+    /// Lets the stream live for `retention` from now on, unless it lives longer anyway.
+    pub(super) async fn outlive(&mut self, retention: Duration) -> Result<(), RedisError> {
+        let mut command = redis::cmd("PEXPIRE");
+        command.arg(&self.key).arg(retention.as_millis() as u64).arg("GT");
+        self.query::<Value>(&command).await.map(drop)
+    }
 }

@@ -40,6 +40,8 @@ pub struct Worker {
     count: usize,
     block: Duration,
     claim_after: Duration,
+    /// How long an outbox with entries in it is kept at least, from now on.
+    retention: Duration,
     stream: Stream,
     publisher: Publisher,
     metrics: Metrics,
@@ -79,6 +81,7 @@ impl Worker {
             count: settings.outbox.batch,
             block,
             claim_after,
+            retention: settings.redis.retention(),
             stream: Stream::new(&settings.redis, block, super::key(sale), consumer.to_owned())?,
             publisher,
             metrics,
@@ -329,6 +332,10 @@ impl Worker {
     async fn measure(&mut self) -> Result<(), RedisError> {
         if self.measure_at <= Instant::now() {
             let backlog = self.stream.length().await?;
+            if backlog > 0 {
+                // Orders outlive the sale's other keys: a long outage must not let them expire unsent.
+                self.stream.outlive(self.retention).await?;
+            }
             self.show_backlog(backlog);
         }
         Ok(())
