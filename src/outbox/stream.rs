@@ -112,17 +112,16 @@ impl Stream {
     /// Entries that nobody has read yet. Waits up to `block` for the first one, or not at all.
     pub(super) async fn read_new(&mut self, count: usize, block: Option<Duration>) -> Result<Read, RedisError> {
         let command = self.read(count, ">", block);
-        match self.query::<Value>(&command).await {
-            Ok(answer) => Ok(Read::Entries(entry::entries_of_one_stream(answer)?)),
+        let answer = match self.query::<Value>(&command).await {
             Err(error) if error.code() == Some("NOGROUP") => {
-                if self.create_group().await? {
-                    Ok(Read::Entries(Vec::new()))
-                } else {
-                    Ok(Read::NoStream)
+                if !self.create_group().await? {
+                    return Ok(Read::NoStream);
                 }
+                self.query(&command).await?
             }
-            Err(error) => Err(error),
-        }
+            answer => answer?,
+        };
+        Ok(Read::Entries(entry::entries_of_one_stream(answer)?))
     }
 
     /// Entries after `cursor` that were read under this consumer's name and not acknowledged; those that were
