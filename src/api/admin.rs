@@ -60,10 +60,10 @@ pub struct AddStock {
 }
 
 /// Why a user is blocked.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Block {
-    #[serde(default)]
+    /// 1 to 200 characters.
     pub reason: String,
 }
 
@@ -82,7 +82,7 @@ pub async fn create(api: web::Data<Api>, request: HttpRequest, body: Body) -> Re
     let new = NewSale {
         name: asked.name,
         price_cents: asked.price_cents,
-        stock: asked.stock,
+        total: asked.stock,
         max_quantity: asked.max_quantity,
         starts_at: asked.starts_at,
         ends_at: asked.ends_at,
@@ -152,8 +152,8 @@ pub async fn block(
     let body = caller::read(body)?;
     caller::operator(&api, &request)?;
     let user = user_id(&path)?;
-    let asked: Block = caller::json(&request, Ok(body))?.unwrap_or_default();
-    api.catalogue.block(&user, &asked.reason).await.map_err(|error| problem(error.into()))?;
+    let asked: Block = caller::json(&request, Ok(body))?.unwrap_or_else(|| Block { reason: "not given".to_owned() });
+    api.operator.block(&user, &asked.reason).await.map_err(problem)?;
     Ok(HttpResponse::NoContent().finish())
 }
 
@@ -163,7 +163,7 @@ pub async fn unblock(
     request: HttpRequest,
 ) -> Result<HttpResponse, Problem> {
     caller::operator(&api, &request)?;
-    api.catalogue.unblock(&user_id(&path)?).await.map_err(|error| problem(error.into()))?;
+    api.operator.unblock(&user_id(&path)?).await.map_err(problem)?;
     Ok(HttpResponse::NoContent().finish())
 }
 
@@ -178,7 +178,7 @@ fn user_id(text: &str) -> Result<UserId, Problem> {
 fn problem(error: operator::Error) -> Problem {
     match error {
         operator::Error::NoSuchSale => Problem::new(Code::SaleNotFound),
-        operator::Error::IllegalMove { .. } => Problem::new(Code::IllegalTransition).detail(error),
+        operator::Error::IllegalMove(_) => Problem::new(Code::IllegalTransition).detail(error),
         operator::Error::Invalid(reason) => Problem::invalid(reason),
         operator::Error::OperationReused => Problem::new(Code::IdempotencyKeyReused),
         operator::Error::NotOnSale(_) | operator::Error::Unavailable(_) => {

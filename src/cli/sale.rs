@@ -11,7 +11,7 @@ use crate::app;
 use crate::catalogue::{NewSale, SaleChange};
 use crate::config::Settings;
 use crate::domain::{Sale, SaleId, SaleState};
-use crate::promises::Holds;
+use crate::promises::Standing;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -64,7 +64,7 @@ impl Command {
             Self::Create { name, stock, price_cents, max_quantity, starts_at, ends_at, challenge } => {
                 let starts_at = starts_at.unwrap_or_else(OffsetDateTime::now_utc);
                 let ends_at = ends_at.unwrap_or(starts_at + Duration::HOUR);
-                let new = NewSale { name, price_cents, stock, max_quantity, starts_at, ends_at, challenge };
+                let new = NewSale { name, price_cents, total: stock, max_quantity, starts_at, ends_at, challenge };
                 print(&operator.create(new).await?);
             }
             Self::List => operator.list().await?.iter().for_each(|sale| print(sale)),
@@ -80,9 +80,14 @@ impl Command {
             Self::Audit { id } => {
                 let findings = operator.audit(id).await?;
                 for finding in &findings {
-                    out::line(format_args!("{:<16} {:<12} {}", finding.promise, finding.holds, finding.detail));
+                    let holds = match finding.holds {
+                        Standing::Holds => "holds",
+                        Standing::Broken => "BROKEN",
+                        Standing::NotChecked => "not checked",
+                    };
+                    out::line(format_args!("{:<16} {holds:<12} {}", finding.name, finding.detail));
                 }
-                anyhow::ensure!(findings.iter().all(|finding| finding.holds != Holds::Broken), "a promise is broken");
+                anyhow::ensure!(findings.iter().all(|finding| finding.holds != Standing::Broken), "a promise is broken");
             }
         }
         Ok(())

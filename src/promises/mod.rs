@@ -51,12 +51,10 @@ impl Serialize for Standing {
 }
 
 /// What the check of one promise found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// One of [`NAMES`].
-    #[schema(value_type = String)]
     pub name: &'static str,
-    #[schema(value_type = Option<bool>)]
     pub holds: Standing,
     /// The figures behind it, in words.
     pub detail: String,
