@@ -8,6 +8,13 @@ use crate::domain::{OrderId, Sale, SaleId, SaleState, UserId};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Home(String);
 
+impl Home {
+    /// The process with this run id.
+    pub fn of(run_id: &str) -> Self {
+        Self(run_id.to_owned())
+    }
+}
+
 /// What `freeze` found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frozen {
