@@ -142,6 +142,9 @@ pub struct Consumer {
     /// First wait after the database failed; doubles up to the second.
     pub retry_ms: u64,
     pub max_retry_ms: u64,
+    /// A consumer that Kafka has not heard a poll of for so long loses its partitions. Not below
+    /// `kafka.session_timeout_ms`.
+    pub max_poll_ms: u64,
 }
 
 /// The life of an order.
