@@ -101,13 +101,8 @@ async fn purchase_answers_a_repeat_before_everything_else(settings: &config::Red
 
     let fresh_id = Purchase { order: shop.purchase("bob").order, ..keyed.clone() };
     let batch = [plain.clone(), keyed.clone(), fresh_id, shop.keyed("bob", "k", 2), shop.keyed("ann", "k", 1)];
-    let expected = [
-        repeated(&plain),
-        repeated(&keyed),
-        repeated(&keyed),
-        refused(Refusal::KeyReused),
-        refused(Refusal::Ended),
-    ];
+    let expected =
+        [repeated(&plain), repeated(&keyed), repeated(&keyed), refused(Refusal::KeyReused), refused(Refusal::Ended)];
     assert_eq!(shop.run(&batch).await, expected, "keys belong to their user; repeats outlive the sale");
     assert_eq!(shop.everything().await, before);
 
@@ -200,7 +195,10 @@ async fn warm_restores_claims_and_requests_in_parts(settings: &config::Redis) {
     assert_eq!(shop.remaining().await, 2);
     let batch = [shop.keyed("ann", "k", 2), shop.purchase("bob"), shop.purchase("zoe")];
     let outcomes = shop.run(&batch).await;
-    assert_eq!(outcomes[0], Outcome::Accepted(seckill::domain::Accepted { order: ann.order, quantity: 2, replayed: true }));
+    assert_eq!(
+        outcomes[0],
+        Outcome::Accepted(seckill::domain::Accepted { order: ann.order, quantity: 2, replayed: true })
+    );
     assert_eq!(outcomes[1], refused(Refusal::AlreadyPurchased { order: bob.order }));
     assert_eq!(outcomes[2], accepted(&batch[2]), "what the ledger does not know of was forgotten");
 }
@@ -243,9 +241,8 @@ async fn release_goes_by_order(settings: &config::Redis) {
     let id = shop.sale.id;
     let first = shop.purchase("ann");
     shop.one(first.clone()).await;
-    let release = async |purchase: &Purchase| {
-        shop.stock.release(id, &purchase.user, purchase.order).await.expect("an answer")
-    };
+    let release =
+        async |purchase: &Purchase| shop.stock.release(id, &purchase.user, purchase.order).await.expect("an answer");
     let before = shop.probe().await.expect("a warm sale");
     assert_eq!(release(&first).await, ReleaseCode::Released);
     let after = shop.probe().await.expect("a warm sale");
