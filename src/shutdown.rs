@@ -287,4 +287,15 @@ mod tests {
         stop.request();
         assert_eq!(stop.run(signals, Duration::ZERO, LONG).await, Stopped::Cleanly);
     }
+
+    #[tokio::test]
+    #[cfg(feature = "demo")]
+    async fn both_signals_of_the_system_are_heard() {
+        use rustix::process::{Signal, getpid, kill_process};
+        let mut signals = signals().expect("handlers");
+        for signal in [Signal::TERM, Signal::INT] {
+            kill_process(getpid(), signal).expect("a signal to ourselves");
+            assert_eq!(signals.recv().await, Some(()));
+        }
+    }
 }

@@ -271,10 +271,11 @@ async fn every_key_has_a_time_to_live(settings: &config::Redis) {
     let shop = Shop::open(settings, 1).await;
     let buyer = shop.keyed("ann", "k", 1);
     shop.one(buyer.clone()).await;
-    let end = shop.sale.ends_at.unix_timestamp() + i64::try_from(settings.retention_h * 3600).expect("hours");
+    let end = shop.sale.ends_at + settings.retention();
+    let end_ms = i64::try_from(end.unix_timestamp_nanos() / 1_000_000).expect("a time");
     for key in keys::all(shop.sale.id) {
-        let at: i64 = redis::cmd("EXPIRETIME").arg(&key).query_async(&mut shop.redis.clone()).await.expect("a time");
-        assert_eq!(at, end, "{key}");
+        let at: i64 = redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut shop.redis.clone()).await.expect("a time");
+        assert_eq!(at, end_ms, "{key}");
     }
     // A hash that was emptied is gone with its time to live; the next write makes it anew.
     shop.stock.release(shop.sale.id, &buyer.user, buyer.order).await.expect("an answer");
