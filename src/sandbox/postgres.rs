@@ -62,6 +62,9 @@ impl Postgres {
 
     /// Where a database of it is reached directly.
     pub fn database_url(&self, database: &str) -> anyhow::Result<String> {
+        if let Some(server) = &self.server {
+            return Ok(format!("postgres://{ROLE}@127.0.0.1:{}/{database}", server.port()));
+        }
         let options = PgConnectOptions::from_str(&self.url)?.database(database);
         Ok(options.to_url_lossy().to_string())
     }
