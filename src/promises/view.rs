@@ -53,28 +53,26 @@ pub struct ClaimFact {
     pub quantity: u32,
 }
 
-/// What is still on its way from Redis to the ledger.
+/// What is still on its way from Redis to the ledger. Read the outbox first: what leaves it is in Kafka by then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flow {
+pub struct Settled {
     /// Entries of the outbox that Kafka has not confirmed.
     pub outbox: u64,
-    /// Messages between the consumers' committed offsets and the watermarks.
-    pub backlog: u64,
-    /// Whether Redis waits to be rebuilt: it does not sell at the ledger's generation.
-    pub rebuilding: bool,
+    /// Messages between the consumers' committed offsets and the watermarks. None: Kafka does not say.
+    pub backlog: Option<u64>,
 }
 
-impl Flow {
-    /// Nothing is on its way: Redis and the ledger must say the same from here on.
-    pub const fn is_settled(self) -> bool {
-        self.outbox == 0 && self.backlog == 0 && !self.rebuilding
+impl Settled {
+    /// Whether nothing is on its way; `None` when Kafka does not say.
+    pub fn is_settled(self) -> Option<bool> {
+        if self.outbox > 0 { Some(false) } else { self.backlog.map(|messages| messages == 0) }
     }
 }
 
 /// What the buyers were told. It speaks of a whole sale: buyers that it does not know bought nothing.
 #[derive(Clone, Debug, Default)]
 pub struct ClientView {
-    /// Every order id that was answered 202, or that its buyer found after an unknown answer; each once per buyer.
+    /// Every order id that was answered 202, once per buyer.
     pub answers: Vec<AnswerFact>,
     /// Buyers that got at least one answer which decides nothing (503, timeout, reset): they may hold an order
     /// that no answer named.
@@ -83,7 +81,7 @@ pub struct ClientView {
     pub unreadable: Vec<OrderId>,
 }
 
-/// One order that one buyer was told of.
+/// One order that one buyer was promised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnswerFact {
     pub user: UserId,
@@ -103,8 +101,8 @@ pub struct Snapshot<'a> {
     /// None: Redis does not answer, holds nothing of the sale, or cannot be seen from here.
     pub redis: Option<RedisView>,
     /// None: nobody can say what is still on its way.
-    pub flow: Option<Flow>,
+    pub settled: Option<Settled>,
     pub client: Option<&'a ClientView>,
     /// Whether buyers asked for at least as many units as there are. None: nobody counted.
-    pub demand_reached_stock: Option<bool>,
+    pub demand: Option<bool>,
 }
