@@ -20,6 +20,8 @@ pub mod ledger;
 
 pub mod reconcile;
 
+pub mod operator;
+
 pub mod catalogue;
 
 pub mod config;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::promises::{Finding, Holds};
+use crate::promises::{Finding, Standing};
 
 /// Under what circumstances a run took place.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +96,7 @@ impl Verdict {
     /// Passes when no promise is broken and at least one purchase was accepted: where nothing was bought there is
     /// nothing to keep.
     pub fn of(promises: &[Finding], accepted: u64) -> Self {
-        let broken = promises.iter().any(|finding| finding.holds == Holds::Broken);
+        let broken = promises.iter().any(|finding| finding.holds == Standing::Broken);
         if broken || accepted == 0 { Self::Fail } else { Self::Pass }
     }
 }

@@ -19,7 +19,7 @@ use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
 use super::witness::Witness;
 use crate::domain::{OrderId, SaleId};
-use crate::promises::{self, ClientView, Finding, Holds, NAMES, Settled, Snapshot};
+use crate::promises::{self, ClientView, Finding, Standing, NAMES, Flow, Snapshot};
 
 /// Most orders that are read back over HTTP when the ledger can be seen.
 const SAMPLE: usize = 200;
@@ -71,7 +71,7 @@ pub async fn watch_rows<W: Witness>(witness: &W, sale: SaleId, start: Instant, l
 impl<W: Witness> Case<'_, W> {
     /// Waits, looks, and judges.
     pub async fn judge(&self) -> anyhow::Result<Report> {
-        let settled = self.settle().await;
+        let flow = self.settle().await;
         let mut told = self.record.view(self.plan);
         let Some(ledger) = self.witness.ledger(self.sale).await.context("the ledger does not answer")? else {
             return self.judge_from_outside(told).await;
@@ -80,7 +80,7 @@ impl<W: Witness> Case<'_, W> {
         let redis = self.witness.redis(self.sale).await.context("Redis does not answer")?;
         let demand =
             self.record.told_sold_out() || self.record.accepted_units(self.plan) >= u64::from(self.setting.stock);
-        let mut snapshot = Snapshot { ledger, redis, settled, client: Some(&told), demand: Some(demand) };
+        let mut snapshot = Snapshot { ledger, redis, flow, client: Some(&told), demand_reached_stock: Some(demand) };
         if is_broken(&promises::check(&snapshot)) {
             // The two stores cannot be read at one instant, and the auditor may be at work: what is really broken
             // still is when looked at again.
@@ -105,16 +105,16 @@ impl<W: Witness> Case<'_, W> {
     }
 
     /// Polls until nothing is on its way or patience ends; the last word is what the promises get to see.
-    async fn settle(&self) -> Option<Settled> {
+    async fn settle(&self) -> Option<Flow> {
         let deadline = Instant::now() + self.patience.settle;
         let mut ticks = interval(Duration::from_millis(100));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let seen = self.witness.settled(self.sale).await;
+            let seen = self.witness.flow(self.sale).await;
             let done = match &seen {
                 Ok(None) => true,
-                Ok(Some(settled)) => settled.is_settled() == Some(true),
+                Ok(Some(flow)) => flow.is_settled(),
                 Err(_) => false,
             };
             if done || Instant::now() >= deadline {
@@ -180,11 +180,11 @@ impl<W: Witness> Case<'_, W> {
         let found = |promise: &'static str| match promise {
             "nothing_lost" => (holds_if(lost == 0), format!("{lost} lost {of_all}")),
             "honoured" => (holds_if(dishonoured == 0), format!("{dishonoured} rejected {of_all}")),
-            _ => (Holds::NotChecked, "the stores cannot be seen from here".to_owned()),
+            _ => (Standing::NotChecked, "the stores cannot be seen from here".to_owned()),
         };
-        let findings = NAMES.map(|promise| {
-            let (holds, detail) = found(promise);
-            Finding { promise, holds, detail }
+        let findings = NAMES.map(|name| {
+            let (holds, detail) = found(name);
+            Finding { name, holds, detail }
         });
         let mut report = self.report(findings.to_vec());
         report.orders = orders;
@@ -246,9 +246,9 @@ fn distinct(record: &ClientRecord) -> u64 {
 }
 
 fn is_broken(findings: &[Finding]) -> bool {
-    findings.iter().any(|finding| finding.holds == Holds::Broken)
+    findings.iter().any(|finding| finding.holds == Standing::Broken)
 }
 
-const fn holds_if(kept: bool) -> Holds {
-    if kept { Holds::Holds } else { Holds::Broken }
+const fn holds_if(kept: bool) -> Standing {
+    if kept { Standing::Holds } else { Standing::Broken }
 }

@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use crate::domain::SaleId;
-use crate::promises::{LedgerView, RedisView, Settled};
+use crate::promises::{LedgerView, RedisView, Flow};
 
 /// Reads the stores of the service under test. `None` means that this store cannot be seen from here, an error
 /// that it should be seen and does not answer.
@@ -13,7 +13,7 @@ pub trait Witness: Send + Sync {
     fn redis(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<RedisView>>> + Send;
 
     /// What is on its way. The outbox is read before Kafka.
-    fn settled(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<Settled>>> + Send;
+    fn flow(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<Flow>>> + Send;
 
     /// Units that live orders hold in the ledger: cheap enough to ask ten times a second.
     fn sold(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<i64>>> + Send;
@@ -31,7 +31,7 @@ impl Witness for Outsider {
         Ok(None)
     }
 
-    async fn settled(&self, _: SaleId) -> anyhow::Result<Option<Settled>> {
+    async fn flow(&self, _: SaleId) -> anyhow::Result<Option<Flow>> {
         Ok(None)
     }
 

@@ -1,1 +1,100 @@
+//! The ledger: PostgreSQL holds the truth about units and orders, and is the last wall against overselling.
+//!
+//! In: batches of accepted purchases from Kafka, and the moves that orders make afterwards. Decided: what becomes
+//! of each message (`decide`). Guaranteed, after every transaction: total = available + reserve + units of live
+//! orders, and redis_total = available + units of live orders of pool `redis`; a user holds at most one live order
+//! of a sale; repeating any call changes nothing.
+//!
+//! Every statement that changes which orders are live, or how many units there are, raises `stock.version` and
+//! stands alone or in one transaction. Tests and readers can take any moment: the books balance.
 
+mod decide;
+
+mod error;
+
+mod generation;
+
+mod metrics;
+
+mod orders;
+
+mod record;
+
+mod rows;
+
+mod stock;
+
+mod transaction;
+
+mod view;
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use secrecy::ExposeSecret;
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+pub use error::Error;
+pub use generation::{Warm, WarmClaim, WarmRequest};
+pub use metrics::Metrics;
+pub use orders::Moved;
+pub use record::Recorded;
+pub use stock::StockRow;
+pub(crate) use transaction::to_the_end;
+
+use crate::config;
+
+/// A handle on the ledger; clones share one pool of connections and one set of counters.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    pool: PgPool,
+    pay_within: Duration,
+    metrics: Metrics,
+}
+
+impl Ledger {
+    /// Connects, and fails if PostgreSQL does not answer now. `pay_within` is the time a buyer has to pay, counted
+    /// by PostgreSQL's clock from the insertion of the row.
+    pub async fn connect(settings: &config::Postgres, pay_within: Duration) -> Result<Self, Error> {
+        let pool = PgPoolOptions::new()
+            .max_connections(settings.max_connections)
+            .acquire_timeout(Duration::from_millis(settings.acquire_timeout_ms))
+            .connect_with(options(settings)?)
+            .await?;
+        // PostgreSQL's intervals count microseconds.
+        let pay_within = Duration::from_millis(pay_within.as_millis().try_into().unwrap_or(u64::MAX));
+        Ok(Self { pool, pay_within, metrics: Metrics::new() })
+    }
+
+    pub const fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    pub const fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+}
+
+/// Brings the schema up to date. Safe to run from several places at once: they wait for each other.
+pub async fn migrate(pool: &PgPool) -> Result<(), sqlx::migrate::MigrateError> {
+    sqlx::migrate!("./migrations").run(pool).await
+}
+
+/// What every connection starts with. The limits are the server's, so that no client has to cut a statement off.
+fn options(settings: &config::Postgres) -> Result<PgConnectOptions, Error> {
+    let statement = settings.statement_timeout_ms;
+    let limits = [
+        ("statement_timeout", statement.to_string()),
+        // Below the statement's own limit, so that a wait for a lock is reported as one.
+        ("lock_timeout", (statement / 2).max(1).to_string()),
+        // A client that stops between two statements must not keep the hot row.
+        ("idle_in_transaction_session_timeout", statement.to_string()),
+        // The races in `record` are reasoned about at this level, whatever the database's default is.
+        ("default_transaction_isolation", "read committed".to_owned()),
+        // A plan kept from the time when a table was empty scans the whole table for each message later.
+        ("plan_cache_mode", "force_custom_plan".to_owned()),
+        ("application_name", "seckill".to_owned()),
+    ];
+    Ok(PgConnectOptions::from_str(settings.url.expose_secret())?.options(limits))
+}

@@ -13,11 +13,9 @@ mod tests;
 
 mod view;
 
-use std::fmt;
-
 use serde::{Serialize, Serializer};
 
-pub use view::{AnswerFact, ClaimFact, ClientView, LedgerView, OrderFact, RedisView, Settled, Snapshot};
+pub use view::{AnswerFact, ClaimFact, ClientView, Flow, LedgerView, OrderFact, RedisView, Snapshot};
 
 /// The promises, in the order in which findings come.
 pub const NAMES: [&str; 10] = [
@@ -35,23 +33,13 @@ pub const NAMES: [&str; 10] = [
 
 /// Whether a promise is kept. In JSON: `true`, `false`, or `null` when it could not be checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
+pub enum Standing {
     Holds,
     Broken,
     NotChecked,
 }
 
-impl fmt::Display for Holds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Holds => "holds",
-            Self::Broken => "BROKEN",
-            Self::NotChecked => "not checked",
-        })
-    }
-}
-
-impl Serialize for Holds {
+impl Serialize for Standing {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let holds = match self {
             Self::Holds => Some(true),
@@ -63,14 +51,11 @@ impl Serialize for Holds {
 }
 
 /// What the check of one promise found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// One of [`NAMES`].
-    #[serde(rename = "name")]
-    #[schema(rename = "name", value_type = String)]
-    pub promise: &'static str,
-    #[schema(value_type = Option<bool>)]
-    pub holds: Holds,
+    pub name: &'static str,
+    pub holds: Standing,
     /// The figures behind it, in words.
     pub detail: String,
 }
@@ -89,7 +74,7 @@ pub fn check(snapshot: &Snapshot) -> Vec<Finding> {
         stock::agreement(snapshot),
         buyers::exactly_once(snapshot),
     ];
-    NAMES.into_iter().zip(findings).map(|(promise, (holds, detail))| Finding { promise, holds, detail }).collect()
+    NAMES.into_iter().zip(findings).map(|(name, (holds, detail))| Finding { name, holds, detail }).collect()
 }
 
 /// How far off a snapshot is, in numbers. All zero when every promise holds and the stock is sold.
@@ -121,36 +106,35 @@ pub fn shortfalls(snapshot: &Snapshot) -> Shortfalls {
 }
 
 /// The outcome of one check, before it gets its name.
-type Judged = (Holds, String);
+type Judged = (Standing, String);
 
 /// Kept unless there are faults; then the first of them stand for all.
 fn judge(faults: &[String], figures: String) -> Judged {
     const SHOWN: usize = 3;
     if faults.is_empty() {
-        return (Holds::Holds, figures);
+        return (Standing::Holds, figures);
     }
     let mut detail = faults.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
     if let Some(more) = faults.len().checked_sub(SHOWN).filter(|more| *more > 0) {
         detail.push_str(&format!("; and {more} more"));
     }
-    (Holds::Broken, detail)
+    (Standing::Broken, detail)
 }
 
 fn not_checked(why: impl Into<String>) -> Judged {
-    (Holds::NotChecked, why.into())
+    (Standing::NotChecked, why.into())
 }
 
 /// Why a promise about the settled state cannot be judged now, if so.
 fn unsettled(snapshot: &Snapshot) -> Option<Judged> {
-    let Some(settled) = snapshot.settled else {
-        return Some(not_checked("nobody can see what is still on its way"));
-    };
-    match settled.is_settled() {
-        None => Some(not_checked("Kafka does not say what is still on its way")),
-        Some(false) => {
-            let backlog = settled.backlog.map_or_else(|| "an unknown number".to_owned(), |n| n.to_string());
-            Some(not_checked(format!("not settled: {} in the outbox, {backlog} in Kafka", settled.outbox)))
-        }
-        Some(true) => None,
+    match snapshot.flow {
+        None => Some(not_checked("nobody can see what is still on its way")),
+        Some(flow) if !flow.is_settled() => Some(not_checked(format!(
+            "not settled: {} in the outbox, {} in Kafka{}",
+            flow.outbox,
+            flow.backlog,
+            if flow.rebuilding { ", Redis waits to be rebuilt" } else { "" }
+        ))),
+        Some(_) => None,
     }
 }

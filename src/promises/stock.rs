@@ -20,12 +20,10 @@ pub(super) fn no_undersell(snapshot: &Snapshot) -> Judged {
         return judged;
     }
     let ledger = &snapshot.ledger;
-    let rebuild_pending = snapshot.redis.is_some() && selling(snapshot).is_none();
     let unsold = ledger.total - units(live(ledger));
-    match snapshot.demand {
+    match snapshot.demand_reached_stock {
         // A stock that is gone needs no proof that somebody wanted it.
         _ if unsold <= 0 => judge(&[], format!("all {} units sold", ledger.total)),
-        _ if rebuild_pending => not_checked(format!("{unsold} units unsold, and Redis waits to be rebuilt")),
         None => not_checked(format!("{unsold} units unsold, and nobody counted the demand")),
         Some(false) => not_checked(format!("{unsold} units unsold: demand did not reach the stock")),
         Some(true) => {

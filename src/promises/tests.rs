@@ -64,12 +64,12 @@ fn healthy() -> (Snapshot<'static>, ClientView) {
     let mut answers: Vec<_> = (1..=5).map(answer).collect();
     answers.push(AnswerFact { user: user(4), order: id(6), key: Some("k".into()) });
     let client = ClientView { answers, unconfirmed: vec![user(7)], unreadable: vec![] };
-    let settled = Some(Settled { outbox: 0, backlog: Some(0) });
-    (Snapshot { ledger, redis: Some(redis), settled, client: None, demand: Some(true) }, client)
+    let flow = Some(Flow::default());
+    (Snapshot { ledger, redis: Some(redis), flow, client: None, demand_reached_stock: Some(true) }, client)
 }
 
-fn standings(snapshot: &Snapshot) -> Vec<(&'static str, Holds)> {
-    check(snapshot).into_iter().map(|finding| (finding.promise, finding.holds)).collect()
+fn standings(snapshot: &Snapshot) -> Vec<(&'static str, Standing)> {
+    check(snapshot).into_iter().map(|finding| (finding.name, finding.holds)).collect()
 }
 
 /// Changes the healthy sale and says which promises no longer hold.
@@ -77,7 +77,7 @@ fn broken_by(change: impl FnOnce(&mut Snapshot, &mut ClientView)) -> Vec<&'stati
     let (mut snapshot, mut client) = healthy();
     change(&mut snapshot, &mut client);
     snapshot.client = Some(&client);
-    let broken = |(name, standing)| (standing == Holds::Broken).then_some(name);
+    let broken = |(name, standing)| (standing == Standing::Broken).then_some(name);
     standings(&snapshot).into_iter().filter_map(broken).collect()
 }
 
@@ -90,7 +90,7 @@ fn a_healthy_sale_keeps_every_promise() {
     let (mut snapshot, client) = healthy();
     snapshot.client = Some(&client);
     for finding in check(&snapshot) {
-        assert_eq!(finding.holds, Holds::Holds, "{finding:?}");
+        assert_eq!(finding.holds, Standing::Holds, "{finding:?}");
     }
     assert_eq!(shortfalls(&snapshot), Shortfalls::default());
 }
@@ -118,7 +118,7 @@ fn units_that_nobody_wanted_are_not_stranded() {
     let broken = broken_by(|snapshot, _| {
         snapshot.ledger.total = 11;
         snapshot.ledger.reserve = 1;
-        snapshot.demand = Some(false);
+        snapshot.demand_reached_stock = Some(false);
     });
     assert_eq!(broken, Vec::<&str>::new());
 }
@@ -192,7 +192,7 @@ fn a_live_order_without_a_claim_breaks_covered() {
     let broken = broken_by(|snapshot, _| {
         redis(snapshot).claims.pop();
         redis(snapshot).remaining = 2;
-        snapshot.settled = None;
+        snapshot.flow = None;
     });
     assert_eq!(broken, ["covered"]);
 }
@@ -205,7 +205,7 @@ fn a_rejected_order_with_a_claim_breaks_covered() {
         redis(snapshot).total = 7;
         client.answers.pop();
         client.unconfirmed.push(user(4));
-        snapshot.settled = None;
+        snapshot.flow = None;
     });
     assert_eq!(broken, ["covered"]);
 }
@@ -219,7 +219,7 @@ fn a_claim_of_a_closed_order_breaks_agreement_once_things_have_settled() {
     assert_eq!(broken_by(|snapshot, _| keep_claim(snapshot)), ["agreement"]);
     let broken = broken_by(|snapshot, _| {
         keep_claim(snapshot);
-        snapshot.settled = Some(Settled { outbox: 0, backlog: Some(1) });
+        snapshot.flow = Some(Flow { backlog: 1, ..Flow::default() });
     });
     assert_eq!(broken, Vec::<&str>::new());
 }
@@ -230,7 +230,7 @@ fn one_thing_done_twice_breaks_exactly_once() {
     let broken = broken_by(|snapshot, _| {
         redis(snapshot).claims.push(ClaimFact { user: user(70), order: id(5), quantity: 1 });
         redis(snapshot).total = 7;
-        snapshot.settled = None;
+        snapshot.flow = None;
     });
     assert_eq!(broken, ["exactly_once"]);
     // One key, two orders.
@@ -252,10 +252,10 @@ fn what_cannot_be_seen_is_not_taken_for_kept() {
     snapshot.ledger.total = 11;
     snapshot.ledger.reserve = 1;
     snapshot.redis = None;
-    snapshot.settled = None;
+    snapshot.flow = None;
     let unchecked: Vec<_> = standings(&snapshot)
         .into_iter()
-        .filter(|(_, holds)| *holds == Holds::NotChecked)
+        .filter(|(_, holds)| *holds == Standing::NotChecked)
         .map(|(name, _)| name)
         .collect();
     assert_eq!(unchecked, ["no_undersell", "nothing_lost", "honoured", "redis_conserved", "covered", "agreement"]);
@@ -275,8 +275,8 @@ fn a_redis_of_another_generation_or_in_the_middle_of_a_rebuild_is_not_judged() {
 
 #[test]
 fn a_finding_in_json_says_true_false_or_null() {
-    let finding = |holds| Finding { promise: "covered", holds, detail: String::new() };
-    for (standing, json) in [(Holds::Holds, "true"), (Holds::Broken, "false"), (Holds::NotChecked, "null")] {
+    let finding = |holds| Finding { name: "covered", holds, detail: String::new() };
+    for (standing, json) in [(Standing::Holds, "true"), (Standing::Broken, "false"), (Standing::NotChecked, "null")] {
         let text = serde_json::to_string(&finding(standing)).expect("JSON");
         assert_eq!(text, format!(r#"{{"name":"covered","holds":{json},"detail":""}}"#));
     }

@@ -55,17 +55,19 @@ pub struct ClaimFact {
 
 /// What is still on its way from Redis to the ledger. Read the outbox first: what leaves it is in Kafka by then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Settled {
+pub struct Flow {
     /// Entries of the outbox that Kafka has not confirmed.
     pub outbox: u64,
-    /// Messages between the consumers' committed offsets and the watermarks. None: Kafka does not say.
-    pub backlog: Option<u64>,
+    /// Messages between the consumers' committed offsets and the watermarks.
+    pub backlog: u64,
+    /// Whether Redis waits to be rebuilt: it does not sell at the ledger's generation.
+    pub rebuilding: bool,
 }
 
-impl Settled {
-    /// Whether nothing is on its way; `None` when Kafka does not say.
-    pub fn is_settled(self) -> Option<bool> {
-        if self.outbox > 0 { Some(false) } else { self.backlog.map(|messages| messages == 0) }
+impl Flow {
+    /// Nothing is on its way: Redis and the ledger must say the same from here on.
+    pub const fn is_settled(self) -> bool {
+        self.outbox == 0 && self.backlog == 0 && !self.rebuilding
     }
 }
 
@@ -101,8 +103,8 @@ pub struct Snapshot<'a> {
     /// None: Redis does not answer, holds nothing of the sale, or cannot be seen from here.
     pub redis: Option<RedisView>,
     /// None: nobody can say what is still on its way.
-    pub settled: Option<Settled>,
+    pub flow: Option<Flow>,
     pub client: Option<&'a ClientView>,
     /// Whether buyers asked for at least as many units as there are. None: nobody counted.
-    pub demand: Option<bool>,
+    pub demand_reached_stock: Option<bool>,
 }

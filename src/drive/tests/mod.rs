@@ -16,7 +16,7 @@ use super::report::{Report, Setting, Verdict};
 use super::tokens::Tokens;
 use super::verdict::{Case, Patience};
 use super::witness::{Outsider, Witness};
-use crate::promises::Holds;
+use crate::promises::Standing;
 
 const SECRET: &str = "a secret that is only used in tests, never elsewhere";
 
@@ -70,7 +70,7 @@ async fn verdict(stock: u32, fault: Fault) -> Report {
 }
 
 fn broken(report: &Report) -> Vec<&'static str> {
-    report.promises.iter().filter(|f| f.holds == Holds::Broken).map(|f| f.promise).collect()
+    report.promises.iter().filter(|f| f.holds == Standing::Broken).map(|f| f.name).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,8 +131,8 @@ async fn buyers_of_a_busy_shop_ask_until_they_know() {
     let report = judge(&run, &shop, 1000).await;
     assert_eq!((report.accepted, run.record.gave_up), (300, 0), "there was enough for everybody");
     assert!(report.unconfirmed > 0);
-    let undersold = report.promises.iter().find(|f| f.promise == "no_undersell").expect("it is listed");
-    assert_eq!(undersold.holds, Holds::NotChecked, "demand did not reach the stock");
+    let undersold = report.promises.iter().find(|f| f.name == "no_undersell").expect("it is listed");
+    assert_eq!(undersold.holds, Standing::NotChecked, "demand did not reach the stock");
     assert_eq!(report.verdict, Verdict::Pass);
 }
 
@@ -148,15 +148,15 @@ async fn latency_counts_from_the_intended_start_of_a_click() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outsider_judges_by_what_buyers_can_read_and_leaves_the_rest_open() {
     let checked = |report: &Report| -> Vec<_> {
-        report.promises.iter().filter(|f| f.holds != Holds::NotChecked).map(|f| (f.promise, f.holds)).collect()
+        report.promises.iter().filter(|f| f.holds != Standing::NotChecked).map(|f| (f.name, f.holds)).collect()
     };
     let shop = Shop::open(50, Fault::None);
     let report = judge(&crowd(&shop, &demand(), 32).await, &Outsider, 50).await;
-    assert_eq!(checked(&report), [("nothing_lost", Holds::Holds), ("honoured", Holds::Holds)]);
+    assert_eq!(checked(&report), [("nothing_lost", Standing::Holds), ("honoured", Standing::Holds)]);
     assert_eq!((report.verdict, report.unsold), (Verdict::Pass, None));
     let shop = Shop::open(50, Fault::Loses);
     let report = judge(&crowd(&shop, &demand(), 32).await, &Outsider, 50).await;
-    assert_eq!(checked(&report), [("nothing_lost", Holds::Broken), ("honoured", Holds::Holds)]);
+    assert_eq!(checked(&report), [("nothing_lost", Standing::Broken), ("honoured", Standing::Holds)]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::domain::{OrderId, OrderStatus, Pool, Reason, SaleId, UserId};
 use crate::drive::witness::Witness;
-use crate::promises::{ClaimFact, LedgerView, OrderFact, RedisView, Settled};
+use crate::promises::{ClaimFact, LedgerView, OrderFact, RedisView, Flow};
 
 /// What is wrong with a shop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -201,8 +201,8 @@ impl Witness for Shop {
         Ok(Some(RedisView { selling: true, generation: 1, total, remaining, claims, outbox: 0 }))
     }
 
-    async fn settled(&self, _: SaleId) -> anyhow::Result<Option<Settled>> {
-        Ok(Some(Settled { outbox: 0, backlog: Some(0) }))
+    async fn flow(&self, _: SaleId) -> anyhow::Result<Option<Flow>> {
+        Ok(Some(Flow::default()))
     }
 
     async fn sold(&self, _: SaleId) -> anyhow::Result<Option<i64>> {

@@ -1,0 +1,78 @@
+//! How the copy on this node is kept fresh.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::sales::{SaleRow, sale_columns};
+use super::{Catalogue, Copy, Error};
+
+/// How long the poller waits for an answer. Longer than the server's own limits, so it only ever ends a wait for a
+/// server that is silent.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const SALES: &str = concat!(
+    "SELECT ",
+    sale_columns!(),
+    " FROM sales JOIN stock ON stock.sale_id = sales.id
+     WHERE sales.ends_at + $1 > clock_timestamp() ORDER BY sales.id"
+);
+
+impl Catalogue {
+    /// Reads PostgreSQL now and replaces the copy. On failure the copy stays as it was.
+    pub async fn refresh(&self) -> Result<(), Error> {
+        let _one_at_a_time = self.shared.refreshing.lock().await;
+        let rows: Vec<SaleRow> = sqlx::query_as(SALES).bind(self.shared.retention).fetch_all(&self.shared.pool).await?;
+        let blocked: Vec<String> =
+            sqlx::query_scalar("SELECT user_id FROM blacklist").fetch_all(&self.shared.pool).await?;
+
+        let listed: Vec<_> = rows.into_iter().map(|row| Arc::new(row.0)).collect();
+        let sales: HashMap<_, _> = listed.iter().map(|sale| (sale.id, Arc::clone(sale))).collect();
+        // A name that is no user id was put in by hand and can block nobody.
+        let blocked: HashSet<_> = blocked.iter().filter_map(|user| user.parse().ok()).collect();
+        self.shared.copy.store(Arc::new(Copy { sales, listed, blocked }));
+        Ok(())
+    }
+
+    /// Asks the poller to refresh now. Never waits; several nudges before it wakes are one.
+    pub fn nudge(&self) {
+        self.shared.nudged.notify_one();
+    }
+
+    /// Refreshes each `period`, and when nudged, until `stop`.
+    pub async fn run(&self, period: Duration, stop: CancellationToken) {
+        let mut stale = false;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(period) => {}
+                () = self.shared.nudged.notified() => {}
+            }
+            // Plain reads, no transaction: cutting them off leaves nothing behind.
+            let refreshed = stop.run_until_cancelled(tokio::time::timeout(PATIENCE, self.refresh())).await;
+            let fault = match refreshed {
+                None => return,
+                Some(Ok(Ok(()))) => None,
+                Some(Ok(Err(fault))) => Some(fault.to_string()),
+                Some(Err(_)) => Some(format!("no answer within {PATIENCE:?}")),
+            };
+            let was_stale = std::mem::replace(&mut stale, fault.is_some());
+            match fault {
+                Some(fault) if !was_stale => warn!(fault, "the catalogue is not refreshed; going on with the old copy"),
+                None if was_stale => info!("the catalogue is fresh again"),
+                _ => {}
+            }
+        }
+    }
+
+    /// A change made through this node is seen on it at once. The change is made, whether or not it can be read
+    /// back now: if not, the poller will.
+    pub(super) async fn show_own_change(&self) {
+        if self.refresh().await.is_err() {
+            self.nudge();
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What becomes of each message of one sale, as a pure function.
+//!
+//! In: the generation and the units of the stock row, the messages in their order, and what the ledger already
+//! knows about each of them, all from one snapshot. Decided: create, reject or skip, one by one. Guaranteed: the
+//! decisions are right together for as long as the stock row keeps its version, because everything that changes
+//! which orders are live raises it; the write that carries them out checks exactly that.
+
+use std::collections::HashSet;
+
+use crate::domain::{OrderId, OrderMessage, Reason};
+
+/// A message beside what the ledger knows about it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fact<'a> {
+    pub message: &'a OrderMessage,
+    /// A row with this order id exists.
+    pub known: bool,
+    /// Its user holds a live order in the sale.
+    pub holds_live: bool,
+    /// Another row that is not superseded carries its user's request key.
+    pub key_taken: bool,
+}
+
+/// What becomes of one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A row with status `created`, which takes the message's quantity.
+    Create,
+    /// A final row with status `rejected`. With `keyless` it leaves out the request key, whose place is taken.
+    Reject { reason: Reason, keyless: bool },
+    /// A redelivery: its row exists, or comes earlier in this batch.
+    Skip,
+}
+
+/// One verdict per message, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub verdicts: Vec<Verdict>,
+    /// Units that the created orders take, at most what was available.
+    pub units: i64,
+}
+
+impl Decision {
+    /// Rows that are due.
+    pub fn rows(&self) -> usize {
+        self.verdicts.iter().filter(|verdict| **verdict != Verdict::Skip).count()
+    }
+}
+
+/// A message was accepted by a life of Redis that this ledger has not heard of: PostgreSQL is older than Redis.
+/// Rejecting it would break a promise that somebody holds, so nothing is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    pub message_generation: i64,
+}
+
+/// Decides a batch of one sale whose stock row stands at `generation` with `available` units of pool `redis`.
+pub fn decide(generation: i64, available: i64, facts: &[Fact<'_>]) -> Result<Decision, Ahead> {
+    let mut batch = Batch { generation, left: available, ..Batch::default() };
+    let verdicts = facts.iter().map(|fact| batch.judge(fact)).collect::<Result<_, _>>()?;
+    Ok(Decision { verdicts, units: available - batch.left })
+}
+
+/// What the messages before the present one have used up.
+#[derive(Default)]
+struct Batch<'a> {
+    generation: i64,
+    left: i64,
+    ids: HashSet<OrderId>,
+    buyers: HashSet<&'a str>,
+    keys: HashSet<(&'a str, &'a str)>,
+}
+
+impl<'a> Batch<'a> {
+    fn judge(&mut self, fact: &Fact<'a>) -> Result<Verdict, Ahead> {
+        let message = fact.message;
+        if fact.known || !self.ids.insert(message.id) {
+            return Ok(Verdict::Skip);
+        }
+        if message.generation > self.generation {
+            return Err(Ahead { message_generation: message.generation });
+        }
+        if message.generation < self.generation {
+            return Ok(Verdict::Reject { reason: Reason::Superseded, keyless: false });
+        }
+        let user = message.user.as_str();
+        // Whatever becomes of this message, its row takes the key's place for those that follow.
+        let key_taken = match &message.request {
+            Some(request) => !self.keys.insert((user, &request.key)) || fact.key_taken,
+            None => false,
+        };
+        let quantity = i64::from(message.quantity);
+        Ok(if key_taken || fact.holds_live || self.buyers.contains(user) {
+            Verdict::Reject { reason: Reason::AlreadyPurchased, keyless: key_taken }
+        } else if quantity > self.left {
+            // An order is whole or not at all; a smaller one behind it may still fit.
+            Verdict::Reject { reason: Reason::SoldOut, keyless: false }
+        } else {
+            self.left -= quantity;
+            self.buyers.insert(user);
+            Verdict::Create
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::domain::{RequestKey, SaleId};
+
+    const SOLD_OUT: Verdict = Verdict::Reject { reason: Reason::SoldOut, keyless: false };
+    const ALREADY: Verdict = Verdict::Reject { reason: Reason::AlreadyPurchased, keyless: false };
+    const ALREADY_KEYLESS: Verdict = Verdict::Reject { reason: Reason::AlreadyPurchased, keyless: true };
+    const SUPERSEDED: Verdict = Verdict::Reject { reason: Reason::Superseded, keyless: false };
+
+    fn message(number: u64, user: &str, quantity: u32, generation: i64, key: Option<&str>) -> OrderMessage {
+        let sale = SaleId::new(1).expect("a sale id");
+        let request = key.map(|key| RequestKey { key: key.to_owned(), fingerprint: "f".to_owned() });
+        OrderMessage {
+            id: OrderId::mint(sale, 0, number),
+            sale,
+            user: user.parse().expect("a user id"),
+            quantity,
+            generation,
+            accepted_ms: 0,
+            request,
+        }
+    }
+
+    fn fresh(message: &OrderMessage) -> Fact<'_> {
+        Fact { message, known: false, holds_live: false, key_taken: false }
+    }
+
+    fn verdicts(available: i64, messages: &[OrderMessage]) -> Vec<Verdict> {
+        let facts: Vec<_> = messages.iter().map(fresh).collect();
+        decide(1, available, &facts).expect("nothing is ahead").verdicts
+    }
+
+    #[test]
+    fn a_large_order_that_does_not_fit_leaves_room_for_a_smaller_one() {
+        let batch = [message(1, "ada", 1, 1, None), message(2, "bob", 3, 1, None), message(3, "cyd", 2, 1, None)];
+        assert_eq!(verdicts(3, &batch), [Verdict::Create, SOLD_OUT, Verdict::Create]);
+    }
+
+    #[test]
+    fn the_same_order_twice_in_a_batch_is_one_row() {
+        let twice = message(1, "ada", 1, 1, None);
+        assert_eq!(verdicts(9, &[twice.clone(), twice]), [Verdict::Create, Verdict::Skip]);
+    }
+
+    #[test]
+    fn the_second_order_of_a_user_is_already_purchased_even_when_nothing_is_left() {
+        let batch = [message(1, "ada", 1, 1, None), message(2, "ada", 1, 1, None)];
+        assert_eq!(verdicts(1, &batch), [Verdict::Create, ALREADY]);
+    }
+
+    #[test]
+    fn a_buyer_who_was_rejected_for_want_of_units_has_no_place_to_lose() {
+        let batch = [message(1, "ada", 5, 1, None), message(2, "ada", 1, 1, None)];
+        assert_eq!(verdicts(2, &batch), [SOLD_OUT, Verdict::Create]);
+    }
+
+    #[test]
+    fn a_taken_request_key_is_left_out_of_the_second_row() {
+        let batch = [message(1, "ada", 1, 1, Some("k")), message(2, "ada", 1, 1, Some("k"))];
+        assert_eq!(verdicts(9, &batch), [Verdict::Create, ALREADY_KEYLESS]);
+
+        let closed_before = message(3, "bob", 1, 1, Some("k"));
+        let fact = Fact { key_taken: true, ..fresh(&closed_before) };
+        assert_eq!(decide(1, 9, &[fact]).map(|decision| decision.verdicts), Ok(vec![ALREADY_KEYLESS]));
+    }
+
+    #[test]
+    fn an_older_generation_is_superseded_and_takes_neither_units_nor_places() {
+        let batch = [message(1, "ada", 1, 0, Some("k")), message(2, "ada", 1, 1, Some("k"))];
+        assert_eq!(verdicts(1, &batch), [SUPERSEDED, Verdict::Create]);
+    }
+
+    #[test]
+    fn a_newer_generation_stops_the_whole_batch_unless_its_row_exists() {
+        let batch = [message(1, "ada", 1, 1, None), message(2, "bob", 1, 2, None)];
+        let mut facts: Vec<_> = batch.iter().map(fresh).collect();
+        assert_eq!(decide(1, 9, &facts), Err(Ahead { message_generation: 2 }));
+        facts[1].known = true;
+        assert_eq!(decide(1, 9, &facts).map(|decision| decision.units), Ok(1));
+    }
+
+    /// Few ids, users and keys, so that they collide.
+    fn any_fact() -> impl Strategy<Value = (OrderMessage, bool, bool, bool)> {
+        let key = proptest::option::of(prop_oneof![Just("k"), Just("l")]);
+        let user = prop_oneof![Just("ada"), Just("bob"), Just("cyd"), Just("dan")];
+        let flags = (proptest::bool::weighted(0.1), proptest::bool::weighted(0.1), proptest::bool::weighted(0.1));
+        (0..12_u64, user, 1..5_u32, 0..2_i64, key, flags).prop_map(|(id, user, quantity, generation, key, f)| {
+            (message(id, user, quantity, generation, key), f.0, f.1, f.2)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn no_batch_oversells_or_gives_a_user_two_orders(
+            facts in proptest::collection::vec(any_fact(), 0..24), available in 0..12_i64,
+        ) {
+            let facts: Vec<_> = facts.iter()
+                .map(|(message, known, holds_live, key_taken)| Fact { message, known: *known, holds_live: *holds_live, key_taken: *key_taken })
+                .collect();
+            let decision = decide(1, available, &facts).expect("nothing is ahead");
+            prop_assert_eq!(decision.verdicts.len(), facts.len());
+
+            let created: Vec<_> = facts.iter().zip(&decision.verdicts).filter(|(_, v)| **v == Verdict::Create).map(|(f, _)| f).collect();
+            let units: i64 = created.iter().map(|fact| i64::from(fact.message.quantity)).sum();
+            prop_assert_eq!(units, decision.units);
+            prop_assert!(units <= available);
+            let buyers: HashSet<_> = created.iter().map(|fact| &fact.message.user).collect();
+            prop_assert_eq!(buyers.len(), created.len());
+            prop_assert!(created.iter().all(|fact| !fact.known && !fact.holds_live && fact.message.generation == 1));
+
+            // One row per id that had none, and no two rows that the unique index on request keys would refuse.
+            let (mut rows, mut keys) = (HashSet::new(), HashSet::new());
+            for (fact, verdict) in facts.iter().zip(&decision.verdicts) {
+                if *verdict == Verdict::Skip {
+                    prop_assert!(fact.known || rows.contains(&fact.message.id));
+                    continue;
+                }
+                prop_assert!(rows.insert(fact.message.id));
+                let indexed = !matches!(verdict, Verdict::Reject { keyless: true, .. } | Verdict::Reject { reason: Reason::Superseded, .. });
+                if let (Some(request), true) = (&fact.message.request, indexed) {
+                    let unused = !(fact.key_taken && request.key == *request.key && fact.message.generation == 1);
+                    prop_assert!(unused && keys.insert((&fact.message.user, &request.key)));
+                }
+            }
+            prop_assert_eq!(rows.len(), decision.rows());
+
+            // Sold out only if it truly did not fit into what was left at its turn.
+            let mut left = available;
+            for (fact, verdict) in facts.iter().zip(&decision.verdicts) {
+                match verdict {
+                    Verdict::Create => left -= i64::from(fact.message.quantity),
+                    Verdict::Reject { reason: Reason::SoldOut, .. } => prop_assert!(i64::from(fact.message.quantity) > left),
+                    _ => {}
+                }
+            }
+        }
+    }
+}

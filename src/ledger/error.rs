@@ -1,0 +1,52 @@
+//! What the ledger answers when it cannot do what was asked.
+
+use crate::domain::{OrderId, OrderStatus, SaleId};
+
+/// None of these has left anything half done: each call may be repeated as it is.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A message comes from a life of Redis that this ledger has not heard of, so PostgreSQL is older than Redis.
+    /// Nothing of that sale was written; waiting is right, rejecting is not.
+    #[error(
+        "sale {sale}: a message of generation {message_generation} is ahead of the ledger, which is at \
+         {ledger_generation}"
+    )]
+    Ahead { sale: SaleId, message_generation: i64, ledger_generation: i64 },
+    #[error("sale {0} is not in the ledger")]
+    UnknownSale(SaleId),
+    /// The message can never become a row.
+    #[error("order {0} cannot be recorded: its quantity is not from 1 to 2147483647")]
+    Unrecordable(OrderId),
+    /// Even under the lock of the stock row the batch was cut off again and again. Nothing was written.
+    #[error("sale {0}: recording was cut off by other transactions each time")]
+    Contended(SaleId),
+    /// An operation id came back with other units than the first time.
+    #[error("operation {operation:?} was already used on sale {sale} for something else")]
+    OperationReused { sale: SaleId, operation: String },
+    #[error("the units added must be at least 1, and the total must stay within 2147483647")]
+    UnitsOutOfRange,
+    /// `close` was asked for a status that is not a way to end an order.
+    #[error("an order is not closed as {0}")]
+    NotAClosing(OrderStatus),
+    /// The books of the sale do not balance. A rebuild of Redis from them would spread the fault.
+    #[error(
+        "sale {sale}: redis_total {redis_total} is not available {available} plus {live} units of live orders of \
+         pool redis"
+    )]
+    Unbalanced { sale: SaleId, redis_total: i64, available: i64, live: i64 },
+    /// PostgreSQL did not answer, or not in time, or not with yes.
+    #[error("the ledger is unavailable: {0}")]
+    Unavailable(#[from] sqlx::Error),
+}
+
+impl Error {
+    /// Whether other sales may fare better: the fault lies with this sale, not with the way to PostgreSQL.
+    pub fn concerns_one_sale(&self) -> bool {
+        !matches!(self, Self::Unavailable(fault) if fault.as_database_error().is_none())
+    }
+}
+
+/// SQLSTATE of a server's refusal.
+pub fn sqlstate(fault: &sqlx::Error) -> Option<String> {
+    fault.as_database_error().and_then(|refusal| refusal.code()).map(|code| code.into_owned())
+}

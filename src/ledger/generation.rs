@@ -1,0 +1,108 @@
+//! A new life of a sale's Redis state, and everything that Redis is warmed with.
+
+use sqlx::{PgConnection, Row};
+use tracing::error;
+
+use super::rows::{count, word};
+use super::{Error, Ledger, StockRow, to_the_end};
+use crate::catalogue;
+use crate::domain::{OrderId, Sale, SaleId, UserId};
+
+/// What Redis sells in its new life, read in the transaction that opened it.
+#[derive(Clone, Debug)]
+pub struct Warm {
+    pub generation: i64,
+    /// Units ever given to Redis: `redis_total`.
+    pub total: u32,
+    /// Units that are left: total less the claims.
+    pub available: u32,
+    /// Live orders of pool `redis`. Those of the reserve have none: Redis never had their units.
+    pub claims: Vec<WarmClaim>,
+    /// Every request key that was ever answered, closed and rejected orders and both pools included.
+    pub requests: Vec<WarmRequest>,
+    /// State, times and revision at that moment.
+    pub sale: Sale,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WarmClaim {
+    pub user: UserId,
+    pub order: OrderId,
+    pub quantity: u32,
+    /// Milliseconds since the Unix epoch, by PostgreSQL's clock: when the row was inserted.
+    pub created_ms: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WarmRequest {
+    pub user: UserId,
+    pub key: String,
+    pub order: OrderId,
+    pub fingerprint: String,
+    pub quantity: u32,
+}
+
+/// First in the transaction, for its lock on the stock row: a batch that is being written has either committed
+/// before, and is in the snapshots that follow, or finds another generation and is decided again.
+const OPEN: &str = "
+    UPDATE stock SET generation = GREATEST(generation, $2) + 1, version = version + 1
+    WHERE sale_id = $1 RETURNING *";
+
+const CLAIMS: &str = "
+    SELECT user_id, id, quantity, (extract(epoch FROM created_at) * 1000)::bigint AS created_ms
+    FROM orders WHERE sale_id = $1 AND pool = 'redis' AND status IN ('created', 'paid')";
+
+const REQUESTS: &str = "
+    SELECT user_id, request_key, id, fingerprint, quantity
+    FROM orders WHERE sale_id = $1 AND request_key IS NOT NULL AND reason IS DISTINCT FROM 'superseded'";
+
+impl Ledger {
+    /// Raises the generation above its own and above the one seen in Redis, and reads what Redis is warmed with.
+    ///
+    /// A call whose answer was lost is simply repeated: the generation in between is never sold from.
+    pub async fn open_generation(&self, sale: SaleId, seen_in_redis: i64) -> Result<Warm, Error> {
+        let pool = self.pool.clone();
+        to_the_end(async move {
+            let mut transaction = pool.begin().await?;
+            let warm = open(&mut transaction, sale, seen_in_redis).await?;
+            transaction.commit().await?;
+            Ok(warm)
+        })
+        .await
+    }
+}
+
+async fn open(connection: &mut PgConnection, sale: SaleId, seen_in_redis: i64) -> Result<Warm, Error> {
+    let query = sqlx::query_as(OPEN).bind(sale.get()).bind(seen_in_redis);
+    let stock: StockRow = query.fetch_optional(&mut *connection).await?.ok_or(Error::UnknownSale(sale))?;
+
+    let rows = sqlx::query(CLAIMS).bind(sale.get()).fetch_all(&mut *connection).await?;
+    let claim = |row: &sqlx::postgres::PgRow| -> sqlx::Result<WarmClaim> {
+        let (user, order) = (word(row, "user_id")?, OrderId::from_uuid(row.try_get("id")?));
+        Ok(WarmClaim { user, order, quantity: count(row, "quantity")?, created_ms: row.try_get("created_ms")? })
+    };
+    let claims: Vec<_> = rows.iter().map(claim).collect::<Result<_, _>>()?;
+
+    let rows = sqlx::query(REQUESTS).bind(sale.get()).fetch_all(&mut *connection).await?;
+    let request = |row: &sqlx::postgres::PgRow| -> sqlx::Result<WarmRequest> {
+        Ok(WarmRequest {
+            user: word(row, "user_id")?,
+            key: row.try_get("request_key")?,
+            order: OrderId::from_uuid(row.try_get("id")?),
+            fingerprint: row.try_get("fingerprint")?,
+            quantity: count(row, "quantity")?,
+        })
+    };
+    let requests = rows.iter().map(request).collect::<Result<_, _>>()?;
+
+    let live: i64 = claims.iter().map(|claim| i64::from(claim.quantity)).sum();
+    if i64::from(stock.redis_total) != i64::from(stock.available) + live {
+        let fault =
+            Error::Unbalanced { sale, redis_total: stock.redis_total.into(), available: stock.available.into(), live };
+        error!(%fault, "the sale is not opened again from books that do not balance");
+        return Err(fault);
+    }
+    let sale = catalogue::read(connection, sale).await?.ok_or(Error::UnknownSale(sale))?;
+    let (total, available) = (stock.redis_total, stock.available);
+    Ok(Warm { generation: stock.generation, total, available, claims, requests, sale })
+}

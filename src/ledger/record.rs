@@ -1,0 +1,341 @@
+//! A batch of messages becomes rows: read, decide, write in one statement; a lost race begins again.
+//!
+//! In: messages in any order, of any sales, any number of times, to any number of recorders at once. Guaranteed:
+//! when this says yes, each message has exactly one row, and no statement ever took a unit that was not there.
+//!
+//! The stock row is the one point where recorders meet. Its `version` is raised by everything that changes which
+//! orders are live, so a decision made from a snapshot at version V is right if and only if the write still finds
+//! V. That is why there is no `ON CONFLICT` here: a conflict is never swallowed, it is a race that was lost.
+
+use std::time::{Duration, Instant};
+
+use sqlx::postgres::PgRow;
+use sqlx::{Connection, PgConnection, Row};
+use tracing::debug;
+
+use super::decide::{self, Decision, Fact, Verdict};
+use super::error::sqlstate;
+use super::transaction::to_the_end;
+use super::{Error, Ledger};
+use crate::domain::{OrderMessage, OrderStatus, Reason, SaleId};
+
+/// Races that a batch may lose before it takes the lock that nobody can win against.
+const RACES: usize = 3;
+
+/// Attempts under that lock. Only a deadlock with a stranger's transaction can spoil one.
+const LOCKED_ATTEMPTS: usize = 3;
+
+/// Stock row and what is known of each message, in one statement and so in one snapshot.
+///
+/// `LIMIT 1` keeps each look-up a subquery: the planner can neither flatten it into a join nor turn it into a scan
+/// of the whole table, which it would do on a table that nobody has analysed yet.
+const READ: &str = "
+    SELECT stock.version, stock.generation, stock.available,
+           same.id IS NOT NULL AS known, live.id IS NOT NULL AS holds_live, twin.id IS NOT NULL AS key_taken
+    FROM stock
+    CROSS JOIN unnest($2::uuid[], $3::text[], $4::text[]) WITH ORDINALITY AS message (id, user_id, request_key, place)
+    LEFT JOIN LATERAL (SELECT id FROM orders WHERE orders.id = message.id LIMIT 1) AS same ON true
+    LEFT JOIN LATERAL (
+        SELECT id FROM orders
+        WHERE orders.sale_id = $1 AND orders.user_id = message.user_id AND orders.status IN ('created', 'paid')
+        LIMIT 1
+    ) AS live ON true
+    LEFT JOIN LATERAL (
+        SELECT id FROM orders
+        WHERE orders.sale_id = $1 AND orders.user_id = message.user_id AND orders.request_key = message.request_key
+          AND orders.request_key IS NOT NULL AND orders.reason IS DISTINCT FROM 'superseded'
+        LIMIT 1
+    ) AS twin ON true
+    WHERE stock.sale_id = $1
+    ORDER BY message.place";
+
+/// The units and the rows, or nothing at all: the insert draws on what the update returned.
+const WRITE: &str = "
+    WITH moved AS (
+        UPDATE stock SET available = available - $4, version = version + 1
+        WHERE sale_id = $1 AND version = $2 AND generation = $3 AND available >= $4
+        RETURNING sale_id
+    )
+    INSERT INTO orders (id, sale_id, user_id, quantity, amount_cents, status, reason, pool, generation,
+                        request_key, fingerprint, created_at, pay_before)
+    SELECT due.id, moved.sale_id, due.user_id, due.quantity, sales.price_cents * due.quantity, due.status, due.reason,
+           'redis', due.generation, due.request_key, due.fingerprint, clock.now, clock.now + $5
+    FROM moved
+    JOIN sales ON sales.id = moved.sale_id
+    CROSS JOIN unnest($6::uuid[], $7::text[], $8::int[], $9::text[], $10::text[], $11::bigint[], $12::text[],
+                      $13::text[])
+        AS due (id, user_id, quantity, status, reason, generation, request_key, fingerprint)
+    CROSS JOIN (SELECT clock_timestamp() AS now) AS clock";
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recorded {
+    pub created: u64,
+    pub sold_out: u64,
+    pub already_purchased: u64,
+    pub superseded: u64,
+    /// Messages whose row was there already.
+    pub skipped: u64,
+}
+
+impl Recorded {
+    /// Rows with status `rejected`, whatever the reason.
+    pub const fn rejected(&self) -> u64 {
+        self.sold_out + self.already_purchased + self.superseded
+    }
+
+    fn of(decision: &Decision) -> Self {
+        let mut recorded = Self::default();
+        for verdict in &decision.verdicts {
+            let count = match verdict {
+                Verdict::Create => &mut recorded.created,
+                Verdict::Skip => &mut recorded.skipped,
+                Verdict::Reject { reason: Reason::SoldOut, .. } => &mut recorded.sold_out,
+                Verdict::Reject { reason: Reason::AlreadyPurchased, .. } => &mut recorded.already_purchased,
+                Verdict::Reject { reason: Reason::Superseded, .. } => &mut recorded.superseded,
+            };
+            *count += 1;
+        }
+        recorded
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.created += other.created;
+        self.sold_out += other.sold_out;
+        self.already_purchased += other.already_purchased;
+        self.superseded += other.superseded;
+        self.skipped += other.skipped;
+    }
+}
+
+impl Ledger {
+    /// Makes a row of each message. May be repeated with the same messages, whole, in part or otherwise cut.
+    ///
+    /// Sales are recorded one after the other and independently: when one fails, the others of the batch are
+    /// written nevertheless, and the first failure is the answer.
+    pub async fn record(&self, batch: &[OrderMessage]) -> Result<Recorded, Error> {
+        let began = Instant::now();
+        let mut recorded = Recorded::default();
+        let mut failure = None;
+        for (sale, messages) in by_sale(batch) {
+            match self.record_sale(sale, messages).await {
+                Ok(part) => {
+                    self.metrics.count(&part);
+                    recorded.add(&part);
+                }
+                Err(fault) => {
+                    let others_may_fare_better = fault.concerns_one_sale();
+                    failure.get_or_insert(fault);
+                    if !others_may_fare_better {
+                        break;
+                    }
+                }
+            }
+        }
+        self.metrics.took(began.elapsed());
+        failure.map_or(Ok(recorded), Err)
+    }
+
+    async fn record_sale(&self, sale: SaleId, messages: Vec<OrderMessage>) -> Result<Recorded, Error> {
+        for message in &messages {
+            if !i32::try_from(message.quantity).is_ok_and(|quantity| quantity >= 1) {
+                return Err(Error::Unrecordable(message.id));
+            }
+        }
+        let window = self.pay_within;
+        for _ in 0..RACES {
+            // The connection goes back between attempts: a loser should not keep a winner from the pool.
+            let mut connection = self.pool.acquire().await?;
+            match attempt(&mut connection, sale, &messages, window).await {
+                Err(Failure::LostRace) => self.metrics.lost_races.inc(),
+                Err(Failure::Final(fault)) => return Err(fault),
+                Ok(recorded) => return Ok(recorded),
+            }
+        }
+        debug!(%sale, "too many lost races: recording under the lock of the stock row");
+        self.metrics.row_locks.inc();
+        let (pool, metrics) = (self.pool.clone(), self.metrics.clone());
+        to_the_end(async move {
+            let mut connection = pool.acquire().await?;
+            for _ in 0..LOCKED_ATTEMPTS {
+                match attempt_locked(&mut connection, sale, &messages, window).await {
+                    Err(Failure::LostRace) => metrics.lost_races.inc(),
+                    Err(Failure::Final(fault)) => return Err(fault),
+                    Ok(recorded) => return Ok(recorded),
+                }
+            }
+            Err(Error::Contended(sale))
+        })
+        .await
+    }
+}
+
+/// The messages of each sale, in their order.
+fn by_sale(batch: &[OrderMessage]) -> Vec<(SaleId, Vec<OrderMessage>)> {
+    let mut sales: Vec<(SaleId, Vec<OrderMessage>)> = Vec::new();
+    for message in batch {
+        match sales.iter_mut().find(|(sale, _)| *sale == message.sale) {
+            Some((_, messages)) => messages.push(message.clone()),
+            None => sales.push((message.sale, vec![message.clone()])),
+        }
+    }
+    sales
+}
+
+/// How an attempt fails.
+enum Failure {
+    /// The world changed between the read and the write. Nothing was written; read again.
+    LostRace,
+    Final(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(fault: Error) -> Self {
+        Self::Final(fault)
+    }
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(fault: sqlx::Error) -> Self {
+        match sqlstate(&fault).as_deref() {
+            // unique_violation, serialization_failure, deadlock_detected
+            Some("23505" | "40001" | "40P01") => Self::LostRace,
+            _ => Self::Final(Error::Unavailable(fault)),
+        }
+    }
+}
+
+type Attempt<T> = Result<T, Failure>;
+
+/// Read, decide, write, without a lock and without a transaction of its own.
+async fn attempt(
+    connection: &mut PgConnection,
+    sale: SaleId,
+    messages: &[OrderMessage],
+    window: Duration,
+) -> Attempt<Recorded> {
+    let (stand, decision) = look(connection, sale, messages).await?;
+    write(connection, sale, messages, stand, &decision, window).await?;
+    Ok(Recorded::of(&decision))
+}
+
+/// The same three steps while nobody else can touch the stock row.
+async fn attempt_locked(
+    connection: &mut PgConnection,
+    sale: SaleId,
+    messages: &[OrderMessage],
+    window: Duration,
+) -> Attempt<Recorded> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query("SELECT 1 FROM stock WHERE sale_id = $1 FOR UPDATE")
+        .bind(sale.get())
+        .fetch_optional(&mut *transaction)
+        .await?;
+    // Under READ COMMITTED each statement has a snapshot of its own, so this one sees all that the lock waited for.
+    let recorded = attempt(&mut transaction, sale, messages, window).await?;
+    transaction.commit().await?;
+    Ok(recorded)
+}
+
+/// What the stock row said when it was read.
+#[derive(Clone, Copy)]
+struct Stand {
+    version: i64,
+    generation: i64,
+}
+
+async fn look(connection: &mut PgConnection, sale: SaleId, messages: &[OrderMessage]) -> Attempt<(Stand, Decision)> {
+    let ids: Vec<_> = messages.iter().map(|message| message.id.uuid()).collect();
+    let users: Vec<_> = messages.iter().map(|message| message.user.as_str()).collect();
+    let keys: Vec<_> = messages.iter().map(|message| message.request.as_ref().map(|request| &*request.key)).collect();
+    let rows = sqlx::query(READ).bind(sale.get()).bind(ids).bind(users).bind(keys).fetch_all(connection).await?;
+
+    let first = rows.first().ok_or(Error::UnknownSale(sale))?;
+    let stand = Stand { version: first.try_get("version")?, generation: first.try_get("generation")? };
+    let available: i32 = first.try_get("available")?;
+    let fact = |(row, message): (&PgRow, _)| -> sqlx::Result<Fact<'_>> {
+        let (known, holds_live) = (row.try_get("known")?, row.try_get("holds_live")?);
+        Ok(Fact { message, known, holds_live, key_taken: row.try_get("key_taken")? })
+    };
+    let facts: Vec<_> = rows.iter().zip(messages).map(fact).collect::<Result<_, _>>()?;
+    let decision = decide::decide(stand.generation, available.into(), &facts).map_err(|ahead| Error::Ahead {
+        sale,
+        message_generation: ahead.message_generation,
+        ledger_generation: stand.generation,
+    })?;
+    Ok((stand, decision))
+}
+
+async fn write(
+    connection: &mut PgConnection,
+    sale: SaleId,
+    messages: &[OrderMessage],
+    stand: Stand,
+    decision: &Decision,
+    window: Duration,
+) -> Attempt<()> {
+    let rows = decision.rows();
+    if rows == 0 {
+        return Ok(());
+    }
+    let due = Due::from(messages, decision);
+    let done = sqlx::query(WRITE)
+        .bind(sale.get())
+        .bind(stand.version)
+        .bind(stand.generation)
+        .bind(decision.units)
+        .bind(window)
+        .bind(due.ids)
+        .bind(due.users)
+        .bind(due.quantities)
+        .bind(due.statuses)
+        .bind(due.reasons)
+        .bind(due.generations)
+        .bind(due.keys)
+        .bind(due.fingerprints)
+        .execute(connection)
+        .await?;
+    match done.rows_affected() {
+        0 => Err(Failure::LostRace),
+        written => {
+            debug_assert_eq!(written, rows as u64, "one statement writes all rows or none");
+            Ok(())
+        }
+    }
+}
+
+/// The rows that are due, as the columns that `unnest` takes.
+#[derive(Default)]
+struct Due<'a> {
+    ids: Vec<sqlx::types::Uuid>,
+    users: Vec<&'a str>,
+    quantities: Vec<i32>,
+    statuses: Vec<&'static str>,
+    reasons: Vec<Option<&'static str>>,
+    generations: Vec<i64>,
+    keys: Vec<Option<&'a str>>,
+    fingerprints: Vec<Option<&'a str>>,
+}
+
+impl<'a> Due<'a> {
+    fn from(messages: &'a [OrderMessage], decision: &Decision) -> Self {
+        let mut due = Self::default();
+        for (message, verdict) in messages.iter().zip(&decision.verdicts) {
+            let (status, reason, keyless) = match *verdict {
+                Verdict::Skip => continue,
+                Verdict::Create => (OrderStatus::Created, None, false),
+                Verdict::Reject { reason, keyless } => (OrderStatus::Rejected, Some(reason), keyless),
+            };
+            let request = message.request.as_ref().filter(|_| !keyless);
+            due.ids.push(message.id.uuid());
+            due.users.push(message.user.as_str());
+            due.quantities.push(message.quantity.cast_signed());
+            due.statuses.push(status.as_str());
+            due.reasons.push(reason.map(Reason::as_str));
+            due.generations.push(message.generation);
+            due.keys.push(request.map(|request| &*request.key));
+            due.fingerprints.push(request.map(|request| &*request.fingerprint));
+        }
+        due
+    }
+}
