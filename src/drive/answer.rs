@@ -22,7 +22,7 @@ pub const REFUSALS: [&str; 16] = [
     "invalid_request",
     "unauthorized",
     "forbidden",
-    "payload_too_large",
+    "body_too_large",
     "unsupported_media_type",
     "idempotency_key_reused",
 ];

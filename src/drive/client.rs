@@ -243,3 +243,74 @@ impl Node {
         Ok(sender)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::drive::answer::Answer;
+
+    async fn get(client: &Client) -> Result<u16, Failure> {
+        let path = Uri::from_static("/");
+        client.send(0, Method::GET, &path, &Caller::default(), Bytes::new()).await.map(|reply| reply.status)
+    }
+
+    /// Answers `per_connection` requests on each connection, then closes it; with `mute`, without an answer to the last.
+    async fn closing_server(per_connection: usize, mute: bool) -> Client {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                for n in 1..=per_connection {
+                    let mut request = [0; 4096];
+                    if socket.read(&mut request).await.unwrap_or(0) == 0 || (mute && n == per_connection) {
+                        break;
+                    }
+                    socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.expect("an open socket");
+                }
+            }
+        });
+        Client::new(&[url], Limits { response: Duration::from_secs(5), ..Limits::default() }).expect("a base URL")
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_was_closed_while_idle_costs_nothing() {
+        let client = closing_server(2, false).await;
+        for _ in 0..20 {
+            assert_eq!(get(&client).await.expect("an answer"), 200);
+            assert_eq!(get(&client).await.expect("an answer"), 200);
+            // The server closes now; the next request must notice and take another connection.
+            while client.nodes[0].idle.lock().expect("no panic").iter().any(|sender| !sender.is_closed()) {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_breaks_after_the_request_leaves_the_outcome_open() {
+        let client = closing_server(1, true).await;
+        let failure = get(&client).await.expect_err("no answer");
+        assert!(matches!(failure, Failure::Reset(_)), "{failure}");
+        assert_eq!(Answer::of(Err(failure)), Answer::Undecided { status: None, retry_after: None });
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_not_there_has_decided_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        drop(listener);
+        let client = Client::new(&[url], Limits::default()).expect("a base URL");
+        let failure = get(&client).await.expect_err("nobody listens");
+        assert!(matches!(failure, Failure::Connect(_)), "{failure}");
+    }
+
+    #[tokio::test]
+    async fn only_plain_base_urls_are_taken() {
+        for url in ["", "127.0.0.1:80", "https://shop.example", "http://shop.example/path", "http://"] {
+            assert!(Client::new(&[url], Limits::default()).is_err(), "{url:?}");
+        }
+        assert!(Client::new(&["http://[::1]:8080/", "http://shop.example"], Limits::default()).is_ok());
+    }
+}

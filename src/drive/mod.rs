@@ -17,3 +17,12 @@ pub mod progress;
 pub mod record;
 
 pub mod tokens;
+
+pub mod report;
+
+pub mod verdict;
+
+pub mod witness;
+
+#[cfg(test)]
+mod tests;

@@ -53,7 +53,7 @@ pub struct ClaimFact {
     pub quantity: u32,
 }
 
-/// What is still on its way from Redis to the ledger.
+/// What is still on its way from Redis to the ledger. Read the outbox first: what leaves it is in Kafka by then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
     /// Entries of the outbox that Kafka has not confirmed.
@@ -74,7 +74,7 @@ impl Flow {
 /// What the buyers were told. It speaks of a whole sale: buyers that it does not know bought nothing.
 #[derive(Clone, Debug, Default)]
 pub struct ClientView {
-    /// Every order id that was answered 202, or that its buyer found after an unknown answer; each once per buyer.
+    /// Every order id that was answered 202, once per buyer.
     pub answers: Vec<AnswerFact>,
     /// Buyers that got at least one answer which decides nothing (503, timeout, reset): they may hold an order
     /// that no answer named.
@@ -83,7 +83,7 @@ pub struct ClientView {
     pub unreadable: Vec<OrderId>,
 }
 
-/// One order that one buyer was told of.
+/// One order that one buyer was promised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnswerFact {
     pub user: UserId,
