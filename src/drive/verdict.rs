@@ -19,7 +19,7 @@ use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
 use super::witness::Witness;
 use crate::domain::{OrderId, SaleId};
-use crate::promises::{self, ClientView, Finding, Standing, NAMES, Flow, Snapshot};
+use crate::promises::{self, ClientView, Finding, Flow, NAMES, Snapshot, Standing};
 
 /// Most orders that are read back over HTTP when the ledger can be seen.
 const SAMPLE: usize = 200;
