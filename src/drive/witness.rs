@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use crate::domain::SaleId;
-use crate::promises::{LedgerView, RedisView, Flow};
+use crate::promises::{Flow, LedgerView, RedisView};
 
 /// Reads the stores of the service under test. `None` means that this store cannot be seen from here, an error
 /// that it should be seen and does not answer.

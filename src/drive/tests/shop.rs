@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::domain::{OrderId, OrderStatus, Pool, Reason, SaleId, UserId};
 use crate::drive::witness::Witness;
-use crate::promises::{ClaimFact, LedgerView, OrderFact, RedisView, Flow};
+use crate::promises::{ClaimFact, Flow, LedgerView, OrderFact, RedisView};
 
 /// What is wrong with a shop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
