@@ -101,13 +101,8 @@ async fn purchase_answers_a_repeat_before_everything_else(settings: &config::Red
 
     let fresh_id = Purchase { order: shop.purchase("bob").order, ..keyed.clone() };
     let batch = [plain.clone(), keyed.clone(), fresh_id, shop.keyed("bob", "k", 2), shop.keyed("ann", "k", 1)];
-    let expected = [
-        repeated(&plain),
-        repeated(&keyed),
-        repeated(&keyed),
-        refused(Refusal::KeyReused),
-        refused(Refusal::Ended),
-    ];
+    let expected =
+        [repeated(&plain), repeated(&keyed), repeated(&keyed), refused(Refusal::KeyReused), refused(Refusal::Ended)];
     assert_eq!(shop.run(&batch).await, expected, "keys belong to their user; repeats outlive the sale");
     assert_eq!(shop.everything().await, before);
 
@@ -200,7 +195,10 @@ async fn warm_restores_claims_and_requests_in_parts(settings: &config::Redis) {
     assert_eq!(shop.remaining().await, 2);
     let batch = [shop.keyed("ann", "k", 2), shop.purchase("bob"), shop.purchase("zoe")];
     let outcomes = shop.run(&batch).await;
-    assert_eq!(outcomes[0], Outcome::Accepted(seckill::domain::Accepted { order: ann.order, quantity: 2, replayed: true }));
+    assert_eq!(
+        outcomes[0],
+        Outcome::Accepted(seckill::domain::Accepted { order: ann.order, quantity: 2, replayed: true })
+    );
     assert_eq!(outcomes[1], refused(Refusal::AlreadyPurchased { order: bob.order }));
     assert_eq!(outcomes[2], accepted(&batch[2]), "what the ledger does not know of was forgotten");
 }
@@ -243,9 +241,8 @@ async fn release_goes_by_order(settings: &config::Redis) {
     let id = shop.sale.id;
     let first = shop.purchase("ann");
     shop.one(first.clone()).await;
-    let release = async |purchase: &Purchase| {
-        shop.stock.release(id, &purchase.user, purchase.order).await.expect("an answer")
-    };
+    let release =
+        async |purchase: &Purchase| shop.stock.release(id, &purchase.user, purchase.order).await.expect("an answer");
     let before = shop.probe().await.expect("a warm sale");
     assert_eq!(release(&first).await, ReleaseCode::Released);
     let after = shop.probe().await.expect("a warm sale");
@@ -274,10 +271,11 @@ async fn every_key_has_a_time_to_live(settings: &config::Redis) {
     let shop = Shop::open(settings, 1).await;
     let buyer = shop.keyed("ann", "k", 1);
     shop.one(buyer.clone()).await;
-    let end = shop.sale.ends_at.unix_timestamp() + i64::try_from(settings.retention_h * 3600).expect("hours");
+    let end = shop.sale.ends_at + settings.retention();
+    let end_ms = i64::try_from(end.unix_timestamp_nanos() / 1_000_000).expect("a time");
     for key in keys::all(shop.sale.id) {
-        let at: i64 = redis::cmd("EXPIRETIME").arg(&key).query_async(&mut shop.redis.clone()).await.expect("a time");
-        assert_eq!(at, end, "{key}");
+        let at: i64 = redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut shop.redis.clone()).await.expect("a time");
+        assert_eq!(at, end_ms, "{key}");
     }
     // A hash that was emptied is gone with its time to live; the next write makes it anew.
     shop.stock.release(shop.sale.id, &buyer.user, buyer.order).await.expect("an answer");

@@ -24,7 +24,7 @@ impl TrustedProxies {
     }
 
     /// The client's address. `forwarded` holds the values of `X-Forwarded-For` in the order in which they came:
-    /// several headers mean the same as one, joined by commas.
+    /// several headers mean the same as one, joined by commas. A value that is no text is passed as an empty one.
     pub fn client<'a>(&self, peer: IpAddr, forwarded: impl DoubleEndedIterator<Item = &'a str>) -> IpAddr {
         let mut client = peer.to_canonical();
         for hop in forwarded.rev().flat_map(|value| value.rsplit(',')) {

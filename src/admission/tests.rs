@@ -34,8 +34,8 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-fn user(name: impl ToString) -> UserId {
-    name.to_string().parse().expect("a user id")
+fn user(name: impl std::fmt::Display) -> UserId {
+    format!("{name}").parse().expect("a user id")
 }
 
 fn admission(settings: &config::Admission) -> (Admission<FakeRelativeClock>, FakeRelativeClock) {
@@ -210,9 +210,19 @@ fn settings_that_would_admit_nobody_are_refused_at_the_start() {
 }
 
 #[tokio::test]
-async fn the_sweeper_ends_when_it_is_told_to() {
-    let (admission, _) = admission(&settings());
+async fn the_sweeper_sweeps_on_its_timer_and_ends_when_it_is_told_to() {
+    let (admission, clock) = admission(&config::Admission { sweep_ms: 1, ..settings() });
+    let admission = Arc::new(admission);
+    assert_eq!(admission.admit(&caller(&user("ada"), ip("198.51.100.1"))), Ok(()));
+    clock.advance(Duration::from_secs(2));
     let stop = CancellationToken::new();
+    let sweeper = tokio::spawn({
+        let (admission, stop) = (Arc::clone(&admission), stop.clone());
+        async move { admission.run(stop).await }
+    });
+    while admission.users.tracked() + admission.addresses.tracked() > 0 {
+        tokio::task::yield_now().await;
+    }
     stop.cancel();
-    admission.run(stop).await;
+    assert!(sweeper.await.is_ok());
 }

@@ -77,8 +77,7 @@ pub struct Audit {
 pub async fn create(api: web::Data<Api>, request: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
     let body = caller::read(body)?;
     caller::operator(&api, &request)?;
-    let asked: CreateSale =
-        caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    let asked: CreateSale = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
     let new = NewSale {
         name: asked.name,
         price_cents: asked.price_cents,
@@ -102,8 +101,7 @@ pub async fn change(
     let body = caller::read(body)?;
     caller::operator(&api, &request)?;
     let id = sale_id(&path)?;
-    let asked: ChangeSale =
-        caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    let asked: ChangeSale = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
     let change = SaleChange { state: asked.state, starts_at: asked.starts_at, ends_at: asked.ends_at };
     let sale = api.operator.change(id, change).await.map_err(problem)?;
     Ok(HttpResponse::Ok().json(SaleView::new(&api, &sale)))
@@ -118,8 +116,7 @@ pub async fn add_stock(
     let body = caller::read(body)?;
     caller::operator(&api, &request)?;
     let id = sale_id(&path)?;
-    let asked: AddStock =
-        caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    let asked: AddStock = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
     if asked.add == 0 {
         return Err(Problem::invalid("add must be at least 1"));
     }

@@ -26,6 +26,11 @@ pub fn operator(api: &Api, request: &HttpRequest) -> Result<Identity, Problem> {
     if identity.operator { Ok(identity) } else { Err(Problem::new(Code::Forbidden)) }
 }
 
+/// Seconds since the Unix epoch, by the clock of this node.
+pub fn seconds(api: &Api) -> u64 {
+    u64::try_from((api.clock)().unix_timestamp()).unwrap_or(0)
+}
+
 /// The address that the connection comes from.
 pub fn peer(request: &HttpRequest) -> IpAddr {
     request.peer_addr().map_or(IpAddr::from([0, 0, 0, 0]), |address| address.ip())

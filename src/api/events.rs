@@ -56,13 +56,13 @@ impl Watching {
                 continue;
             };
             if self.last.as_ref() != Some(&order) {
-                let ended = order.status.is_final() || !self.api.is_ready();
+                let ended = order.status.is_final() || !self.api.stop.is_ready();
                 let data = serde_json::to_string(&order).unwrap_or_default();
                 let event = Bytes::from(format!("event: order\ndata: {data}\n\n"));
                 self.last = Some(order);
                 return (event, (!ended).then_some(self));
             }
-            if !self.api.is_ready() {
+            if !self.api.stop.is_ready() {
                 return (Bytes::from_static(b": the node is stopping\n\n"), None);
             }
         }

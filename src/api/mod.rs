@@ -10,6 +10,8 @@ mod caller;
 
 mod events;
 
+mod measure;
+
 mod openapi;
 
 mod operations;
@@ -23,9 +25,9 @@ mod purchases;
 mod sales;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use actix_web::web;
+use actix_web::{Resource, web};
+use prometheus::Registry;
 use time::OffsetDateTime;
 
 use crate::admission::Admission;
@@ -33,10 +35,12 @@ use crate::admission::identity::Verifier;
 use crate::catalogue::Catalogue;
 use crate::ledger::Ledger;
 use crate::operator::Operator;
+use crate::shutdown::Stop;
 use crate::sold_out::{Doubtful, Flags};
 use crate::stock::Stock;
-use crate::telemetry::metrics::Telemetry;
+use crate::telemetry::http::UNMATCHED;
 
+pub use measure::Measured;
 pub use openapi::document as openapi;
 
 /// Longest body that is read, in bytes.
@@ -45,53 +49,45 @@ pub const MAX_BODY: usize = 1024;
 /// What the handlers need. One for the whole node: built outside the worker factory and shared.
 pub struct Api {
     pub verifier: Verifier,
-    pub admission: Admission,
+    pub admission: Arc<Admission>,
     pub catalogue: Catalogue,
     pub flags: Flags,
     pub doubtful: Doubtful,
     pub stock: Stock,
     pub ledger: Ledger,
     pub operator: Operator,
-    pub telemetry: Telemetry,
-    pub ready: Arc<AtomicBool>,
+    pub registry: Registry,
+    pub stop: Stop,
     pub clock: fn() -> OffsetDateTime,
     /// 64 random bits for an order id.
     pub chance: fn() -> u64,
 }
 
-impl Api {
-    fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Relaxed)
-    }
-}
-
 /// Adds every route to an application whose data holds an [`Api`].
-pub fn routes(config: &mut web::ServiceConfig) {
+pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
+    let resource = |name, path, handlers: fn(Resource) -> Resource| measured.resource(name, path, handlers);
+    let buyers = web::scope("/api/v1")
+        .service(resource("sales", "/sales", |r| r.get(sales::list)))
+        .service(resource("sale", "/sales/{sale}", |r| r.get(sales::one)))
+        .service(resource("purchase", "/sales/{sale}/purchases", |r| r.post(purchases::purchase)))
+        .service(resource("challenge", "/sales/{sale}/challenge", |r| r.get(sales::challenge)))
+        .service(resource("own_order", "/sales/{sale}/order", |r| r.get(orders::own)))
+        .service(resource("order", "/orders/{order}", |r| r.get(orders::one)))
+        .service(resource("order_events", "/orders/{order}/events", |r| r.get(events::stream)));
+    let operators = web::scope("/admin/v1")
+        .service(resource("admin_sales", "/sales", |r| r.post(admin::create)))
+        .service(resource("admin_sale", "/sales/{sale}", |r| r.patch(admin::change)))
+        .service(resource("admin_stock", "/sales/{sale}/stock", |r| r.post(admin::add_stock)))
+        .service(resource("admin_audit", "/sales/{sale}/audit", |r| r.get(admin::audit)))
+        .service(resource("admin_blacklist", "/blacklist/{user}", |r| r.put(admin::block).delete(admin::unblock)));
     config
         .app_data(web::PayloadConfig::new(MAX_BODY))
-        .service(
-            web::scope("/api/v1")
-                .route("/sales", web::get().to(sales::list))
-                .route("/sales/{sale}", web::get().to(sales::one))
-                .route("/sales/{sale}/purchases", web::post().to(purchases::purchase))
-                .route("/sales/{sale}/challenge", web::get().to(sales::challenge))
-                .route("/sales/{sale}/order", web::get().to(orders::own))
-                .route("/orders/{order}", web::get().to(orders::one))
-                .route("/orders/{order}/events", web::get().to(events::stream)),
-        )
-        .service(
-            web::scope("/admin/v1")
-                .route("/sales", web::post().to(admin::create))
-                .route("/sales/{sale}", web::patch().to(admin::change))
-                .route("/sales/{sale}/stock", web::post().to(admin::add_stock))
-                .route("/sales/{sale}/audit", web::get().to(admin::audit))
-                .route("/blacklist/{user}", web::put().to(admin::block))
-                .route("/blacklist/{user}", web::delete().to(admin::unblock)),
-        )
-        .route("/livez", web::get().to(operations::livez))
-        .route("/readyz", web::get().to(operations::readyz))
-        .route("/metrics", web::get().to(operations::metrics))
-        .route("/openapi.json", web::get().to(operations::openapi))
-        .route("/docs", web::get().to(operations::docs))
-        .default_service(web::to(operations::no_such_route));
+        .service(buyers)
+        .service(operators)
+        .service(resource("livez", "/livez", |r| r.get(operations::livez)))
+        .service(resource("readyz", "/readyz", |r| r.get(operations::readyz)))
+        .service(resource("metrics", "/metrics", |r| r.get(operations::metrics)))
+        .service(resource("openapi", "/openapi.json", |r| r.get(operations::openapi)))
+        .service(resource("docs", "/docs", |r| r.get(operations::docs)))
+        .service(resource(UNMATCHED, "/{any:.*}", |r| r.route(web::to(operations::no_such_route))));
 }

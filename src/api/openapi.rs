@@ -21,7 +21,8 @@ mod tests {
     fn it_names_exactly_the_codes_that_exist_each_under_its_status() {
         let document: Value = serde_json::from_str(document()).expect("valid JSON");
         let mut described = BTreeSet::new();
-        for operation in document["paths"].as_object().expect("paths").values().flat_map(|path| path.as_object()).flatten()
+        for operation in
+            document["paths"].as_object().expect("paths").values().flat_map(|path| path.as_object()).flatten()
         {
             for (status, response) in operation.1["responses"].as_object().expect("responses") {
                 let words = response["description"].as_str().unwrap_or("").split('`').skip(1).step_by(2);

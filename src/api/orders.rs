@@ -49,11 +49,7 @@ impl From<Order> for OrderView {
     }
 }
 
-pub async fn one(
-    api: web::Data<Api>,
-    path: web::Path<String>,
-    request: HttpRequest,
-) -> Result<HttpResponse, Problem> {
+pub async fn one(api: web::Data<Api>, path: web::Path<String>, request: HttpRequest) -> Result<HttpResponse, Problem> {
     let user = caller::identity(&api, &request)?.user;
     let id = path.parse::<OrderId>().map_err(|_| Problem::new(Code::OrderNotFound))?;
     Ok(HttpResponse::Ok().json(find(&api, &user, id).await?))

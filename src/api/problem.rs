@@ -169,7 +169,8 @@ impl Problem {
 /// Media type of a problem.
 pub const MEDIA_TYPE: &str = "application/problem+json";
 
-const SOLD_OUT: &[u8] = br#"{"type":"urn:seckill:problem:sold_out","title":"Nothing is left","status":409,"code":"sold_out"}"#;
+const SOLD_OUT: &[u8] =
+    br#"{"type":"urn:seckill:problem:sold_out","title":"Nothing is left","status":409,"code":"sold_out"}"#;
 
 /// The answer that most requests of a flash sale get: written once, copied never.
 pub fn sold_out() -> HttpResponse {

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use time::format_description::well_known::Rfc3339;
 
+use super::Api;
 use super::caller::{self, Body};
 use super::problem::{self, Code, Problem};
-use super::Api;
-use crate::admission::{Refused, Request};
+use crate::admission::{Caller, Proof, Refused};
 use crate::domain::{Accepted, OrderId, OrderStatus, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, UserId};
 
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -83,24 +83,29 @@ fn quantity(request: &HttpRequest, body: web::Bytes) -> Result<u32, Problem> {
 }
 
 fn admit(api: &Api, request: &HttpRequest, sale: &Sale, user: &UserId) -> Result<(), Problem> {
-    let forwarded = request.headers().get_all("x-forwarded-for").filter_map(|value| value.to_str().ok());
-    let asked = Request {
-        peer: caller::peer(request),
-        forwarded,
+    let headers = request.headers();
+    let forwarded = headers.get_all("x-forwarded-for").filter_map(|value| value.to_str().ok());
+    let caller = Caller {
         user,
+        address: api.admission.client_address(caller::peer(request), forwarded),
         blocked: api.catalogue.is_blocked(user),
-        sale: sale.id,
-        challenge: sale.challenge,
-        purchase_token: request.headers().get(PURCHASE_TOKEN).and_then(|value| value.to_str().ok()),
+        proof: sale.challenge.then(|| Proof {
+            sale: sale.id,
+            token: headers.get(PURCHASE_TOKEN).and_then(|value| value.to_str().ok()),
+            now: caller::seconds(api),
+        }),
     };
-    api.admission.admit(asked).map_err(|refused| match refused {
+    api.admission.admit(&caller).map_err(|refused| match refused {
         Refused::RateLimited { retry_after } => {
             let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
             Problem::new(Code::RateLimited).retry_after(seconds.max(1))
         }
         Refused::Blocked => Problem::new(Code::Blocked),
-        Refused::ChallengeRequired => Problem::new(Code::ChallengeRequired)
-            .detail("GET /api/v1/sales/{id}/challenge, solve it, and send it as X-Purchase-Token"),
+        Refused::ChallengeRequired(reason) => {
+            let reason = reason.map_or_else(|| "there is no purchase token".to_owned(), |bad| bad.to_string());
+            Problem::new(Code::ChallengeRequired)
+                .detail(format!("{reason}: solve the challenge at /api/v1/sales/{}/challenge", sale.id))
+        }
     })
 }
 
@@ -108,7 +113,7 @@ fn order_id(api: &Api, sale: &Sale, user: &UserId, key: Option<&str>) -> OrderId
     match key {
         Some(key) => OrderId::derived(sale.id, user, key, sale.generation),
         None => {
-            let seconds = u32::try_from((api.clock)().unix_timestamp()).unwrap_or(u32::MAX);
+            let seconds = u32::try_from(caller::seconds(api)).unwrap_or(u32::MAX);
             OrderId::mint(sale.id, seconds, (api.chance)())
         }
     }

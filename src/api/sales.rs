@@ -5,9 +5,8 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use time::serde::rfc3339;
 
-use super::Api;
-use super::caller;
 use super::problem::Problem;
+use super::{Api, caller, orders};
 use crate::domain::{Sale, SaleId, SaleState};
 
 /// A sale as buyers see it.
@@ -91,10 +90,14 @@ pub async fn challenge(
 ) -> Result<HttpResponse, Problem> {
     let user = caller::identity(&api, &request)?.user;
     let sale = caller::sale(&api, &path)?;
-    let issued = api.admission.challenge(sale.id, &user);
+    let challenges = api.admission.challenges();
+    let issued = challenges
+        .issue(sale.id, &user, caller::seconds(&api))
+        .map_err(|error| orders::fault("issuing a challenge", &error))?;
+    let expires_at = i64::try_from(issued.expires_at).ok().and_then(|at| OffsetDateTime::from_unix_timestamp(at).ok());
     Ok(HttpResponse::Ok().json(ChallengeView {
         challenge: issued.challenge,
         bits: issued.bits,
-        expires_at: issued.expires_at,
+        expires_at: expires_at.ok_or_else(Problem::unavailable)?,
     }))
 }

@@ -36,7 +36,9 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     }
     match Verifier::new(&settings.auth.jwt_secret) {
         Ok(_) => report.good("auth", "the key of the tokens is long enough"),
-        Err(error) => report.bad("auth", &error.to_string(), "set SECKILL__AUTH__JWT_SECRET to 32 random bytes or more"),
+        Err(error) => {
+            report.bad("auth", &error.to_string(), "set SECKILL__AUTH__JWT_SECRET to 32 random bytes or more")
+        }
     }
     redis(settings, &mut report).await;
     postgres(settings, &mut report).await;

@@ -87,7 +87,10 @@ impl Command {
                     };
                     out::line(format_args!("{:<16} {holds:<12} {}", finding.name, finding.detail));
                 }
-                anyhow::ensure!(findings.iter().all(|finding| finding.holds != Standing::Broken), "a promise is broken");
+                anyhow::ensure!(
+                    findings.iter().all(|finding| finding.holds != Standing::Broken),
+                    "a promise is broken"
+                );
             }
         }
         Ok(())

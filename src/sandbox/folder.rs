@@ -12,7 +12,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::process::Signal;
 
 use super::tree;
 
@@ -96,7 +95,7 @@ fn kill_survivors(path: &Path) {
         let Some((pid, started)) = line.split_once(' ') else { continue };
         let (Ok(pid), Ok(started)) = (pid.parse(), started.parse::<u64>()) else { continue };
         if tree::started(pid) == Some(started) {
-            tree::signal(pid, Signal::KILL);
+            tree::kill(pid);
         }
     }
 }

@@ -62,6 +62,9 @@ impl Postgres {
 
     /// Where a database of it is reached directly.
     pub fn database_url(&self, database: &str) -> anyhow::Result<String> {
+        if let Some(server) = &self.server {
+            return Ok(format!("postgres://{ROLE}@127.0.0.1:{}/{database}", server.port()));
+        }
         let options = PgConnectOptions::from_str(&self.url)?.database(database);
         Ok(options.to_url_lossy().to_string())
     }
@@ -163,6 +166,10 @@ fn command(postgres: &Path, data: &Path, port: u16, user: Option<(u32, u32)>) ->
     // No socket files, and no shared memory objects that would outlive a kill.
     command.args(["-c", "unix_socket_directories=", "-c", "dynamic_shared_memory_type=mmap"]);
     command.args(["-c", "max_connections=200", "-c", "fsync=on", "-c", "synchronous_commit=on"]);
+    if cfg!(target_os = "linux") {
+        // After a kill, one call instead of one per file: it is up again in half the time.
+        command.args(["-c", "recovery_init_sync_method=syncfs"]);
+    }
     become_user(&mut command, user);
     command
 }

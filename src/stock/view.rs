@@ -44,10 +44,8 @@ impl Stock {
         }
         let field = |at: usize| sale.get(at).and_then(Option::as_deref);
         let home = field(2).is_some_and(|home| self.trust_restart || run_id(&info) == Some(home));
-        let proven = field(0).is_some()
-            && field(1) == Some(generation.to_string().as_str())
-            && field(3) == Some("0")
-            && home;
+        let proven =
+            field(0).is_some() && field(1) == Some(generation.to_string().as_str()) && field(3) == Some("0") && home;
         Ok(if proven { Claim::None } else { Claim::Cold })
     }
 

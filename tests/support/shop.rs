@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
-use secrecy::ExposeSecret;
 use seckill::config;
 use seckill::domain::{
     Accepted, OrderId, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, SaleState, StockNews, UserId,
 };
 use seckill::stock::script::WarmCode;
 use seckill::stock::{Frozen, Home, OnSale, Stock, WarmPart, keys};
+use secrecy::ExposeSecret;
 use time::{Duration, OffsetDateTime};
 
 /// Tests share a Redis; each takes a sale of its own.
