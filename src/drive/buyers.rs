@@ -98,7 +98,9 @@ impl Crowd {
             let due = self.due(click);
             sleep_until(due.into()).await;
             let answer = self.purchase(click.buyer, click.nth, due).await;
-            if answer.is_open() && !self.asking[click.buyer as usize].swap(true, Relaxed) {
+            // Due after the start, and yet too soon for the service's clock: such a buyer clicks again.
+            let too_soon = click.at_us >= 0 && answer == Answer::Refused("sale_not_started");
+            if (answer.is_open() || too_soon) && !self.asking[click.buyer as usize].swap(true, Relaxed) {
                 self.asked.spawn(Arc::clone(&self).follow_up(click.buyer, click.nth, answer));
             }
         }

@@ -26,3 +26,11 @@ pub mod witness;
 
 #[cfg(test)]
 mod tests;
+
+pub mod operator;
+
+pub mod scene;
+
+pub mod stores;
+
+pub mod show;

@@ -1,5 +1,6 @@
 //! A line that says how the buyers fare: rewritten in place on a terminal, one line a second elsewhere.
 
+use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::record::Tally;
 
 /// Shows `tally` until dropped. Never fails: who closes stderr wants no progress.
-pub async fn show(tally: &Tally, clicks: usize, start: Instant) {
+pub async fn show(tally: &Tally, clicks: usize, start: Instant) -> Infallible {
     let terminal = io::stderr().is_terminal();
     let mut ticks = interval(if terminal { Duration::from_millis(100) } else { Duration::from_secs(1) });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);

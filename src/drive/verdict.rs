@@ -4,6 +4,8 @@
 //! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -18,7 +20,7 @@ use super::progress::per_second;
 use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
 use super::witness::Witness;
-use crate::domain::{OrderId, SaleId};
+use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
 use crate::promises::{self, ClientView, Finding, Flow, NAMES, Snapshot, Standing};
 
 /// Most orders that are read back over HTTP when the ledger can be seen.
@@ -47,13 +49,18 @@ pub struct Case<'a, W> {
     pub sale: SaleId,
     pub record: &'a ClientRecord,
     pub setting: Setting,
-    /// From the start of the sale to the last row, as [`watch_rows`] saw it.
-    pub rows_took: Option<Duration>,
+    /// From the start of the sale to the last new row, as [`watch_rows`] sees it.
+    pub last_rise: &'a Mutex<Duration>,
     pub patience: Patience,
 }
 
 /// Watches the ledger fill, until dropped: notes when the number of units held by rows last rose.
-pub async fn watch_rows<W: Witness>(witness: &W, sale: SaleId, start: Instant, last_rise: &std::sync::Mutex<Duration>) {
+pub async fn watch_rows<W: Witness>(
+    witness: &W,
+    sale: SaleId,
+    start: Instant,
+    last_rise: &Mutex<Duration>,
+) -> Infallible {
     let mut ticks = interval(Duration::from_millis(100));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut seen = 0;
@@ -63,7 +70,7 @@ pub async fn watch_rows<W: Witness>(witness: &W, sale: SaleId, start: Instant, l
         let Ok(Some(sold)) = witness.sold(sale).await else { continue };
         if sold > seen {
             seen = sold;
-            *last_rise.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = start.elapsed();
+            *last_rise.lock().unwrap_or_else(PoisonError::into_inner) = start.elapsed();
         }
     }
 }
@@ -94,7 +101,9 @@ impl<W: Witness> Case<'_, W> {
         }
         let short = promises::shortfalls(&snapshot);
         let mut report = self.report(promises::check(&snapshot));
-        report.rates.persisted = self.rows_took.map_or(0, |took| per_second(snapshot.ledger.orders.len() as u64, took));
+        // The watch looks ten times a second; no row can be older than the answer that it follows from.
+        let rows_took = (*self.last_rise.lock().unwrap_or_else(PoisonError::into_inner)).max(self.record.last_accepted);
+        report.rates.persisted = per_second(snapshot.ledger.orders.len() as u64, rows_took);
         report.orders = orders;
         report.oversold = short.oversold;
         report.unsold = Some(short.unsold);
@@ -107,7 +116,7 @@ impl<W: Witness> Case<'_, W> {
     /// Polls until nothing is on its way or patience ends; the last word is what the promises get to see.
     async fn settle(&self) -> Option<Flow> {
         let deadline = Instant::now() + self.patience.settle;
-        let mut ticks = interval(Duration::from_millis(100));
+        let mut ticks = interval(Duration::from_millis(200));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
@@ -160,10 +169,10 @@ impl<W: Witness> Case<'_, W> {
             let mut still_open = Vec::new();
             for (order, buyer) in open {
                 match self.read(order, buyer).await {
-                    Some(seen) if seen.status != crate::domain::OrderStatus::Queued => {
+                    Some(seen) if seen.status != OrderStatus::Queued => {
                         *orders.entry(seen.status.as_str()).or_default() += 1;
-                        let excused = seen.reason == Some(crate::domain::Reason::AlreadyPurchased);
-                        let rejected = seen.status == crate::domain::OrderStatus::Rejected;
+                        let excused = seen.reason == Some(Reason::AlreadyPurchased);
+                        let rejected = seen.status == OrderStatus::Rejected;
                         dishonoured += u64::from(rejected && !excused);
                     }
                     _ => still_open.push((order, buyer)),
@@ -234,8 +243,8 @@ impl<W: Witness> Case<'_, W> {
 #[derive(Debug, Deserialize)]
 struct Seen {
     order_id: OrderId,
-    status: crate::domain::OrderStatus,
-    reason: Option<crate::domain::Reason>,
+    status: OrderStatus,
+    reason: Option<Reason>,
 }
 
 fn distinct(record: &ClientRecord) -> u64 {

@@ -2,7 +2,7 @@
 
 mod shop;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use secrecy::SecretString;
@@ -59,7 +59,7 @@ async fn judge<W: Witness>(run: &Run, witness: &W, stock: u32) -> Report {
     let patience = Patience { settle: Duration::from_secs(2), second_look: Duration::from_millis(1) };
     let setting = Setting { broker: "none".into(), redis_fsync: "none".into(), nodes: 2, stock };
     let Run { plan, client, record } = run;
-    let case = Case { witness, client, plan, sale: sale(), record, setting, rows_took: None, patience };
+    let case = Case { witness, client, plan, sale: sale(), record, setting, last_rise: &Mutex::default(), patience };
     case.judge().await.expect("a verdict")
 }
 
