@@ -252,6 +252,10 @@ async fn a_copy_of_this_program_plays_its_role() -> anyhow::Result<()> {
             std::fs::rename(&draft, answer)?;
             std::future::pending::<()>().await;
         }
+        "fail to start" => {
+            let error = Sandbox::start(Options::none().kafka()).await.err().context("it started")?;
+            std::fs::write(answer, serde_json::to_string(&format!("{error:#}"))?)?;
+        }
         "share and end" => {
             let sandbox = shared().await?;
             let pids = [sandbox.redis().pid(), sandbox.postgres().pid(), sandbox.kafka().pid()];
@@ -263,12 +267,12 @@ async fn a_copy_of_this_program_plays_its_role() -> anyhow::Result<()> {
 }
 
 /// Starts a copy of this program in a temporary folder of its own.
-fn copy(role: &str, temp: &Path, settings: Option<&Settings>) -> anyhow::Result<(Process, PathBuf)> {
+fn copy(role: &str, temp: &Path, variables: Vec<(String, String)>) -> anyhow::Result<(Process, PathBuf)> {
     let answer = temp.join(format!("{role}.json"));
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--exact", "a_copy_of_this_program_plays_its_role", "--nocapture"]);
     command.env(ROLE, role).env(ANSWER, &answer).env("TMPDIR", temp);
-    command.envs(settings.map(env_for).unwrap_or_default());
+    command.envs(variables);
     Ok((Process::spawn(role, command, &temp.join(format!("{role}.log")))?, answer))
 }
 
@@ -297,7 +301,7 @@ async fn a_child_process_reads_the_very_settings_of_its_parent() -> anyhow::Resu
     settings.admission.user_burst = 77;
     settings.redis.trust_restart = true;
     settings.telemetry.filter = "warn,seckill=debug".to_owned();
-    let (process, answer) = copy("echo its settings", temp.path(), Some(&settings))?;
+    let (process, answer) = copy("echo its settings", temp.path(), env_for(&settings))?;
     let status = process.wait(SOON).await?;
     ensure!(status.success(), "{}", process.log_tail());
     let seen: Vec<(String, String)> = serde_json::from_slice(&std::fs::read(answer)?)?;
@@ -305,11 +309,29 @@ async fn a_child_process_reads_the_very_settings_of_its_parent() -> anyhow::Resu
     Ok(())
 }
 
+/// Without Java nothing is started, so there is nothing that could fail.
+#[tokio::test]
+async fn a_server_that_does_not_come_up_says_why() -> anyhow::Result<()> {
+    if std::env::var_os("SECKILL_REQUIRE_KAFKA").is_none() && Command::new("java").arg("-version").output().is_err() {
+        return Ok(());
+    }
+    let temp = temporary_folder()?;
+    std::fs::create_dir(temp.path().join("libs"))?;
+    std::fs::write(temp.path().join("libs/kafka_broken.jar"), "")?;
+    let home = ("KAFKA_HOME".to_owned(), temp.path().display().to_string());
+    let (process, answer) = copy("fail to start", temp.path(), vec![home])?;
+    let status = process.wait(SOON).await?;
+    ensure!(status.success(), "{}", process.log_tail());
+    let error: String = serde_json::from_slice(&std::fs::read(answer)?)?;
+    ensure!(error.contains("kafka does not come up") && error.contains("main class"), "{error}");
+    Ok(())
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn nothing_is_left_when_the_owner_is_killed_or_ends() -> anyhow::Result<()> {
     let temp = temporary_folder()?;
-    let (owner, answer) = copy("wait to be killed", temp.path(), None)?;
+    let (owner, answer) = copy("wait to be killed", temp.path(), Vec::new())?;
     wait_until("the owner's servers run", SOON, async || answer.exists() || !owner.is_running()).await;
     ensure!(answer.exists(), "{}", owner.log_tail());
     let pids: Vec<u32> = serde_json::from_slice(&std::fs::read(answer)?)?;
@@ -323,7 +345,7 @@ async fn nothing_is_left_when_the_owner_is_killed_or_ends() -> anyhow::Result<()
     wait_until("Redis is gone without anybody's help", SOON, async || !runs(pids[0])).await;
 
     // The next start removes the folder, and whoever could not hear the signal; its own end leaves nothing either.
-    let (heir, answer) = copy("share and end", temp.path(), None)?;
+    let (heir, answer) = copy("share and end", temp.path(), Vec::new())?;
     let status = heir.wait(SOON).await?;
     ensure!(status.success(), "{}", heir.log_tail());
     wait_until("PostgreSQL is gone", SOON, async || !runs(pids[1])).await;
