@@ -20,7 +20,7 @@ use super::folder::Folder;
 use super::server::{Manners, Server, in_path, is_file, not_owned, port_and_proxy};
 use super::{Process, Proxy};
 
-const NAME: &str = "postgres";
+pub(super) const NAME: &str = "postgres";
 /// The owner of everything in a private server.
 const ROLE: &str = "seckill";
 /// SIGINT: a fast, orderly shutdown. SIGQUIT: at once, and its children and shared memory go with it.
@@ -121,16 +121,11 @@ impl Postgres {
         self.server.as_ref().and_then(Server::pid)
     }
 
-    /// Ends it for good. One that was killed has left a small segment of shared memory, which only its next start would
-    /// remove: that is done here.
+    /// Ends it for good.
     pub(super) fn end(&self) {
-        let Some(server) = &self.server else { return };
-        server.end();
-        if let Ok(pidfile) = std::fs::read_to_string(self.data.join("postmaster.pid"))
-            && let Some(segment) = pidfile.lines().nth(6).and_then(|line| line.split_whitespace().nth(1))
-        {
-            // It may be gone already; and a system without ipcrm keeps 56 bytes until it is restarted.
-            let _ = Command::new("ipcrm").args(["-m", segment]).output();
+        if let Some(server) = &self.server {
+            server.end();
+            remove_shared_memory(&self.data);
         }
     }
 
@@ -142,6 +137,17 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// One that was killed leaves a small segment of shared memory, which only its next start would remove. It is named in
+/// the file that an orderly end deletes.
+pub(super) fn remove_shared_memory(data: &Path) {
+    if let Ok(pidfile) = std::fs::read_to_string(data.join("postmaster.pid"))
+        && let Some(segment) = pidfile.lines().nth(6).and_then(|line| line.split_whitespace().nth(1))
+    {
+        // It may be gone already; and a system without ipcrm keeps 56 bytes until it is restarted.
+        let _ = Command::new("ipcrm").args(["-m", segment]).output();
     }
 }
 
