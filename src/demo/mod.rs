@@ -61,13 +61,15 @@ impl Demo {
         say(format_args!("  service   {} nodes, a relay and a consumer, each a process of its own", self.nodes))?;
         let demand = Demand { buyers: self.buyers, ..Demand::default() };
         say(format_args!(
-            "  sale      {} units, {} buyers within {} s\n",
+            "  sale      {} units, {} buyers within {} s",
             self.stock,
             self.buyers,
             demand.window.as_secs()
         ))?;
         let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
-        let report = rush(&stage, &tokens, demand, self.stock).await?;
+        let temper = Temper::default();
+        let limits = Limits { connections: temper.in_flight, ..Limits::default() };
+        let report = rush(&stage, &tokens, demand, self.stock, temper, limits).await?;
         say(Shown(&report))?;
         write(self.report.as_deref(), &report)?;
         if self.stay {
@@ -79,7 +81,14 @@ impl Demo {
 }
 
 /// Lets buyers loose on a stage, and judges.
-pub async fn rush(stage: &Stage, tokens: &Tokens, demand: Demand, stock: u32) -> anyhow::Result<Report> {
+pub async fn rush(
+    stage: &Stage,
+    tokens: &Tokens,
+    demand: Demand,
+    stock: u32,
+    temper: Temper,
+    limits: Limits,
+) -> anyhow::Result<Report> {
     let witness = Stores::connect(&stage.settings).await?;
     let setting = Setting {
         broker: stage.sandbox.broker_kind().to_owned(),
@@ -87,9 +96,7 @@ pub async fn rush(stage: &Stage, tokens: &Tokens, demand: Demand, stock: u32) ->
         nodes: stage.urls.len(),
         stock,
     };
-    let temper = Temper::default();
-    let connections = temper.in_flight.div_ceil(stage.urls.len());
-    let client = Client::new(&stage.urls, Limits { connections, ..Limits::default() })?;
+    let client = Client::new(&stage.urls, limits)?;
     let scene = Scene {
         client: Arc::new(client),
         tokens,
