@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 
 pub use stage::{Program, Stage};
@@ -50,6 +50,19 @@ impl Demo {
     /// # Errors
     /// When something does not come up, or the verdict is not "pass".
     pub async fn run(self) -> anyhow::Result<()> {
+        // Ctrl-C must still stop the servers and remove their folder, which is what dropping the stage does.
+        let (stage, tokens, report) = tokio::select! {
+            played = self.play() => played?,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        };
+        if self.stay {
+            stay(&stage, &tokens).await?;
+        }
+        ensure!(report.verdict == Verdict::Pass, "the demo did not keep its promises");
+        Ok(())
+    }
+
+    async fn play(&self) -> anyhow::Result<(Stage, Tokens, Report)> {
         say("seckill demo: a whole flash sale on this machine\n")?;
         let began = Instant::now();
         let stage = Stage::set(&Program::this()?, self.nodes.into()).await?;
@@ -72,11 +85,7 @@ impl Demo {
         let report = rush(&stage, &tokens, demand, self.stock, temper, limits).await?;
         say(Shown(&report))?;
         write(self.report.as_deref(), &report)?;
-        if self.stay {
-            stay(&stage, &tokens).await?;
-        }
-        ensure!(report.verdict == Verdict::Pass, "the demo did not keep its promises");
-        Ok(())
+        Ok((stage, tokens, report))
     }
 }
 
