@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 
 pub use stage::{Program, Stage};
@@ -50,6 +50,19 @@ impl Demo {
     /// # Errors
     /// When something does not come up, or the verdict is not "pass".
     pub async fn run(self) -> anyhow::Result<()> {
+        // Ctrl-C must still stop the servers and remove their folder, which is what dropping the stage does.
+        let (stage, tokens, report) = tokio::select! {
+            played = self.play() => played?,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        };
+        if self.stay {
+            stay(&stage, &tokens).await?;
+        }
+        ensure!(report.verdict == Verdict::Pass, "the demo did not keep its promises");
+        Ok(())
+    }
+
+    async fn play(&self) -> anyhow::Result<(Stage, Tokens, Report)> {
         say("seckill demo: a whole flash sale on this machine\n")?;
         let began = Instant::now();
         let stage = Stage::set(&Program::this()?, self.nodes.into()).await?;
@@ -61,25 +74,30 @@ impl Demo {
         say(format_args!("  service   {} nodes, a relay and a consumer, each a process of its own", self.nodes))?;
         let demand = Demand { buyers: self.buyers, ..Demand::default() };
         say(format_args!(
-            "  sale      {} units, {} buyers within {} s\n",
+            "  sale      {} units, {} buyers within {} s",
             self.stock,
             self.buyers,
             demand.window.as_secs()
         ))?;
         let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
-        let report = rush(&stage, &tokens, demand, self.stock).await?;
+        let temper = Temper::default();
+        let limits = Limits { connections: temper.in_flight, ..Limits::default() };
+        let report = rush(&stage, &tokens, demand, self.stock, temper, limits).await?;
         say(Shown(&report))?;
         write(self.report.as_deref(), &report)?;
-        if self.stay {
-            stay(&stage, &tokens).await?;
-        }
-        ensure!(report.verdict == Verdict::Pass, "the demo did not keep its promises");
-        Ok(())
+        Ok((stage, tokens, report))
     }
 }
 
 /// Lets buyers loose on a stage, and judges.
-pub async fn rush(stage: &Stage, tokens: &Tokens, demand: Demand, stock: u32) -> anyhow::Result<Report> {
+pub async fn rush(
+    stage: &Stage,
+    tokens: &Tokens,
+    demand: Demand,
+    stock: u32,
+    temper: Temper,
+    limits: Limits,
+) -> anyhow::Result<Report> {
     let witness = Stores::connect(&stage.settings).await?;
     let setting = Setting {
         broker: stage.sandbox.broker_kind().to_owned(),
@@ -87,9 +105,7 @@ pub async fn rush(stage: &Stage, tokens: &Tokens, demand: Demand, stock: u32) ->
         nodes: stage.urls.len(),
         stock,
     };
-    let temper = Temper::default();
-    let connections = temper.in_flight.div_ceil(stage.urls.len());
-    let client = Client::new(&stage.urls, Limits { connections, ..Limits::default() })?;
+    let client = Client::new(&stage.urls, limits)?;
     let scene = Scene {
         client: Arc::new(client),
         tokens,

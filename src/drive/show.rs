@@ -99,7 +99,7 @@ impl Shown<'_> {
             Verdict::Fail if self.0.accepted == 0 => "fail: nothing was bought".to_owned(),
             Verdict::Fail => "fail: a promise is broken".to_owned(),
         };
-        writeln!(f, "\nVerdict  {verdict}")
+        write!(f, "\nVerdict  {verdict}")
     }
 }
 
