@@ -16,6 +16,8 @@ use super::{nursery, tree};
 
 /// How often the state of a child is looked at.
 const POLL: Duration = Duration::from_millis(10);
+/// How long the kernel may take to bury what was killed.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
 /// How many bytes of the log an error message shows.
 const TAIL: usize = 2000;
 
@@ -79,10 +81,13 @@ impl Process {
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut child = self.child();
         if child.try_wait()?.is_none() {
-            // A stopped parent cannot fork, so nothing is born while its children are being looked up.
-            tree::signal(self.pid, Signal::STOP);
-            tree::signal(self.pid, Signal::KILL);
+            let family = tree::kill(self.pid);
             child.wait()?;
+            // A killed process holds its port and memory until the kernel has got round to it.
+            let start = Instant::now();
+            while !family.iter().all(|pid| tree::is_gone(*pid)) && start.elapsed() < GONE_WITHIN {
+                std::thread::sleep(POLL);
+            }
         }
         Ok(())
     }
@@ -93,9 +98,7 @@ impl Process {
     /// When the child has ended.
     pub fn pause(&self) -> anyhow::Result<()> {
         let _child = self.alive()?;
-        tree::signal(self.pid, Signal::STOP);
-        // A child born between the look-up and the stop of its parent is caught the second time.
-        tree::signal(self.pid, Signal::STOP);
+        tree::stop(self.pid);
         Ok(())
     }
 
@@ -105,7 +108,7 @@ impl Process {
     /// When the child has ended.
     pub fn resume(&self) -> anyhow::Result<()> {
         let _child = self.alive()?;
-        tree::signal(self.pid, Signal::CONT);
+        tree::resume(self.pid);
         Ok(())
     }
 
@@ -147,7 +150,7 @@ impl Process {
         let start = Instant::now();
         // Failing to signal means that it has ended.
         let _ = self.ask(signal);
-        tree::signal(self.pid, Signal::CONT);
+        tree::resume(self.pid);
         while self.is_running() && start.elapsed() < within {
             std::thread::sleep(POLL);
         }

@@ -6,8 +6,32 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Sends `signal` to `pid` first, then to its children, and so on. Those that have ended meanwhile are passed over.
-pub(super) fn signal(pid: u32, signal: Signal) {
+/// Stops `pid` and its family in their tracks; answers who they are.
+pub(super) fn stop(pid: u32) -> Vec<u32> {
+    // The head first: a stopped parent has no more children. One born while the first signal was on its way is caught
+    // the second time.
+    signal(pid, Signal::STOP);
+    signal(pid, Signal::STOP)
+}
+
+/// Kills `pid` and its family; answers who they were.
+pub(super) fn kill(pid: u32) -> Vec<u32> {
+    // Found before the first of them dies: orphans do not tell whose children they were.
+    let family = stop(pid);
+    for member in &family {
+        send(*member, Signal::KILL);
+    }
+    family
+}
+
+/// Lets a stopped family go on.
+pub(super) fn resume(pid: u32) {
+    signal(pid, Signal::CONT);
+}
+
+/// Sends a signal that ends nobody to `pid` first, then to its children, and so on. Those that have ended meanwhile are
+/// passed over.
+fn signal(pid: u32, signal: Signal) -> Vec<u32> {
     send(pid, signal);
     let mut known = vec![pid];
     let everybody = everybody();
@@ -19,13 +43,18 @@ pub(super) fn signal(pid: u32, signal: Signal) {
             .map(|(child, _)| *child)
             .collect();
         if children.is_empty() {
-            return;
+            return known;
         }
         for child in children {
             send(child, signal);
             known.push(child);
         }
     }
+}
+
+/// Whether nothing is left of a process but perhaps its exit code: it holds no port, file or memory any more.
+pub(super) fn is_gone(pid: u32) -> bool {
+    fields(pid).is_none_or(|fields| fields.trim_start().starts_with(['Z', 'X']))
 }
 
 /// When a process started, in the kernel's ticks since boot: with its id, a name that is never reused.
@@ -48,7 +77,7 @@ fn fields(pid: u32) -> Option<String> {
     Some(stat.rsplit_once(')')?.1.to_owned())
 }
 
-pub(super) fn send(pid: u32, signal: Signal) {
+fn send(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
         // It has ended: that is what most signals are after.
         let _ = kill_process(pid, signal);

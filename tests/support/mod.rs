@@ -1,6 +1,12 @@
 //! Small helpers that tests share.
 #![allow(dead_code, reason = "each test binary uses some of them")]
 
+pub mod http;
+
+pub mod service;
+
+pub mod shop;
+
 use std::future::Future;
 use std::time::{Duration, Instant};
 
