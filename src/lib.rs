@@ -12,6 +12,8 @@ pub mod sold_out;
 
 pub mod stock;
 
+pub mod lua;
+
 pub mod outbox;
 
 pub mod consumer;

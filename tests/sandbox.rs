@@ -41,14 +41,13 @@ async fn count(url: &str) -> anyhow::Result<i64> {
     timeout(SILENCE, read).await?
 }
 
-fn producer(brokers: &str) -> anyhow::Result<FutureProducer> {
+/// Publishes one message; gives up after `within`.
+async fn publish(brokers: &str, text: &str, within: Duration) -> anyhow::Result<()> {
     let mut config = ClientConfig::new();
-    Ok(config.set("bootstrap.servers", brokers).set("message.timeout.ms", "3000").create()?)
-}
-
-async fn publish(producer: &FutureProducer, topic: &str, text: &str) -> anyhow::Result<()> {
-    let record = FutureRecord::to(topic).key("k").payload(text).partition(0);
-    producer.send(record, SOON).await.map(drop).map_err(|(error, _)| error.into())
+    config.set("bootstrap.servers", brokers).set("message.timeout.ms", within.as_millis().to_string());
+    let producer: FutureProducer = config.create()?;
+    let record = FutureRecord::to("kept").key("k").payload(text).partition(0);
+    producer.send(record, within).await.map(drop).map_err(|(error, _)| error.into())
 }
 
 /// Everything in partition 0 from the beginning.
@@ -188,26 +187,29 @@ async fn kafka_keeps_a_message_and_can_be_killed_paused_and_cut_off() -> anyhow:
     for created in admin.create_topics([&topic], &AdminOptions::new()).await? {
         created.map_err(|(name, code)| anyhow::anyhow!("{name}: {code}"))?;
     }
-    publish(&producer(kafka.brokers())?, "kept", "first").await?;
+    publish(kafka.brokers(), "first", SOON).await?;
 
     kafka.kill()?;
-    ensure!(publish(&producer(kafka.brokers())?, "kept", "lost").await.is_err(), "a dead Kafka answers");
+    ensure!(publish(kafka.brokers(), "unknown", SILENCE).await.is_err(), "a dead Kafka answers");
     kafka.restart().await?;
     assert_eq!(messages(kafka.brokers(), "kept").await?, ["first"]);
 
     kafka.pause()?;
-    ensure!(publish(&producer(kafka.brokers())?, "kept", "lost").await.is_err(), "a paused Kafka answers");
+    ensure!(publish(kafka.brokers(), "unknown", SILENCE).await.is_err(), "a paused Kafka answers");
     kafka.resume()?;
-    publish(&producer(kafka.brokers())?, "kept", "second").await?;
+    publish(kafka.brokers(), "second", SOON).await?;
 
-    let detour = producer(&kafka.proxied_brokers()?)?;
-    publish(&detour, "kept", "third").await?;
+    let detour = kafka.proxied_brokers()?;
+    publish(&detour, "third", SOON).await?;
     kafka.proxy()?.cut().await;
-    ensure!(publish(&detour, "kept", "lost").await.is_err(), "a client behind the proxy found its way around it");
-    publish(&producer(kafka.brokers())?, "kept", "fourth").await?;
+    ensure!(publish(&detour, "lost", 4 * SILENCE).await.is_err(), "a client behind the proxy found its way around it");
+    publish(kafka.brokers(), "fourth", SOON).await?;
     kafka.proxy()?.heal().await;
-    publish(&detour, "kept", "fifth").await?;
-    assert_eq!(messages(kafka.brokers(), "kept").await?, ["first", "second", "third", "fourth", "fifth"]);
+    publish(&detour, "fifth", SOON).await?;
+    let mut kept = messages(kafka.brokers(), "kept").await?;
+    // A paused broker may find the request when it goes on: what timed out there is unknown, not refused.
+    kept.retain(|text| text != "unknown");
+    assert_eq!(kept, ["first", "second", "third", "fourth", "fifth"]);
     Ok(())
 }
 

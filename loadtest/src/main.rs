@@ -26,7 +26,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Puts a sale on, lets buyers loose, and judges.
-    Run(Run),
+    Run(Box<Run>),
     /// One role of the service, for the sandbox's own processes.
     #[command(hide = true)]
     Role {

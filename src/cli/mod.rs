@@ -1,8 +1,5 @@
 //! The command line: one binary, several roles.
 
-#[cfg(feature = "demo")]
-mod demo;
-
 mod doctor;
 
 mod out;
@@ -43,7 +40,7 @@ enum Command {
     All,
     /// A whole flash sale on this machine, with private servers, and the verdict on it.
     #[cfg(feature = "demo")]
-    Demo(demo::Demo),
+    Demo(crate::demo::Demo),
     /// Brings the schema and the topics up to date.
     Migrate,
     /// Creates, opens, pauses, ends and audits sales.

@@ -12,7 +12,6 @@ use tokio::time::sleep;
 use crate::config::Settings;
 use crate::drive::client::{Caller, Client, Limits};
 use crate::ledger::{self, Ledger};
-use crate::outbox;
 use crate::sandbox::{Options, Process, Sandbox};
 
 /// How long a node may take to become ready.
@@ -49,10 +48,10 @@ impl Stage {
     /// When something does not come up; the message ends with the tail of its log.
     pub async fn set(program: &Program, nodes: usize) -> anyhow::Result<Self> {
         let sandbox = Sandbox::start(Options::default()).await.context("the private servers")?;
+        // The topics come with the settings.
         let settings = open_doors(sandbox.settings("demo").await?);
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(settings.orders.pay_within_s)).await?;
         ledger::migrate(ledger.pool()).await.context("the schema")?;
-        outbox::topics::ensure(&settings.kafka).await.context("the topics")?;
         let mut stage = Self { processes: Vec::new(), sandbox, settings, urls: Vec::new() };
         for node in 0..nodes.max(1) {
             let mut settings = stage.settings.clone();
@@ -61,8 +60,7 @@ impl Stage {
             stage.urls.push(format!("http://{}", settings.http.bind));
         }
         for role in ["relay", "consume"] {
-            let mut settings = stage.settings.clone();
-            settings.http.bind = (Ipv4Addr::LOCALHOST, free_port()?).into();
+            let settings = stage.settings.clone();
             stage.start(program, role, role, &settings)?;
         }
         stage.wait_until_ready().await?;

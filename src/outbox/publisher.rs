@@ -110,11 +110,11 @@ impl Publisher {
         Ok(Self { config: Arc::new(config), producer })
     }
 
-    /// Hands over every letter that is here. Returns when all are under way or one was refused for another reason
-    /// than lack of room; the refused one and those behind it stay here.
+    /// Hands over every letter that is here. While the queue is full it waits for the oldest letter under way, and
+    /// goes on as long as Kafka takes them: the caller decides what a failure means.
     ///
     /// # Errors
-    /// Why the producer refused a letter.
+    /// Why the producer refused a letter, or failed the one that was to make room. What was not handed over is here.
     pub async fn send<T>(&self, parcels: &mut [Parcel<T>]) -> Result<(), KafkaError> {
         let producer = self.producer.load_full();
         // Every parcel before this one has its report, or was never under way.
@@ -136,8 +136,7 @@ impl Publisher {
                         oldest += 1;
                     }
                     if oldest < next {
-                        // A failure shows as a parcel that is here again: the caller looks for those.
-                        let _ = parcels[oldest].report().await;
+                        parcels[oldest].report().await?;
                     } else {
                         tokio::time::sleep(ROOM).await;
                     }

@@ -50,9 +50,9 @@ impl WarmPart<'static> {
 
 impl Stock {
     pub async fn freeze(&self, sale: SaleId, token: i64) -> Result<Frozen, Error> {
-        let mut call = FREEZE.key(keys::sale(sale));
+        let mut call = FREEZE.call(&[keys::sale(sale)]);
         call.arg(token).arg(self.retention.as_millis() as u64);
-        let (code, home, generation): (i64, String, i64) = call.invoke_async(&mut self.redis.clone()).await?;
+        let (code, home, generation): (i64, String, i64) = call.run(&mut self.redis.clone()).await?;
         match FreezeCode::from_code(code) {
             Some(FreezeCode::Frozen) => Ok(Frozen::Yes { home: Home(home), generation }),
             Some(FreezeCode::Stale) => Ok(Frozen::Stale),
@@ -69,10 +69,7 @@ impl Stock {
         on_sale: &OnSale,
         part: WarmPart<'_>,
     ) -> Result<WarmCode, Error> {
-        let mut call = WARM.prepare_invoke();
-        for key in keys::all(sale.id) {
-            call.key(key);
-        }
+        let mut call = WARM.call(&keys::all(sale.id));
         call.arg(token).arg(&home.0).arg(u8::from(part.first)).arg(u8::from(part.last));
         call.arg(on_sale.generation).arg(on_sale.total).arg(on_sale.remaining);
         call.arg(SaleState::as_str(sale.state)).arg(sale.max_quantity);
@@ -84,36 +81,32 @@ impl Stock {
         for (key, request) in part.requests {
             call.arg(key).arg(request);
         }
-        let (code,): (i64,) = call.invoke_async(&mut self.redis.clone()).await?;
+        let (code,): (i64,) = call.run(&mut self.redis.clone()).await?;
         WarmCode::from_code(code).ok_or_else(|| Error::Reply(format!("warm: {code}")))
     }
 
     /// Raises the total to what the ledger has given to Redis. Never lowers it.
     pub async fn set_total(&self, sale: SaleId, generation: i64, redis_total: u32) -> Result<StockCode, Error> {
-        let mut call = STOCK.key(keys::sale(sale));
+        let mut call = STOCK.call(&[keys::sale(sale)]);
         call.arg(generation).arg(redis_total).arg(keys::NEWS_CHANNEL).arg(sale.to_string());
-        let (code, _, _): (i64, i64, i64) = call.invoke_async(&mut self.redis.clone()).await?;
+        let (code, _, _): (i64, i64, i64) = call.run(&mut self.redis.clone()).await?;
         StockCode::from_code(code).ok_or_else(|| Error::Reply(format!("stock: {code}")))
     }
 
     /// Tells Redis the sale's state and opening hours, unless it knows newer ones.
     pub async fn set_sale(&self, sale: &Sale) -> Result<SaleCode, Error> {
-        let mut call = SALE.prepare_invoke();
-        for key in keys::all(sale.id) {
-            call.key(key);
-        }
+        let mut call = SALE.call(&keys::all(sale.id));
         call.arg(sale.revision).arg(SaleState::as_str(sale.state));
         call.arg(ms(sale.starts_at)).arg(ms(sale.ends_at)).arg(self.expire_at(sale));
-        let (code,): (i64,) = call.invoke_async(&mut self.redis.clone()).await?;
+        let (code,): (i64,) = call.run(&mut self.redis.clone()).await?;
         SaleCode::from_code(code).ok_or_else(|| Error::Reply(format!("sale: {code}")))
     }
 
     /// Gives back the units of an order that the ledger has closed.
     pub async fn release(&self, sale: SaleId, user: &UserId, order: OrderId) -> Result<ReleaseCode, Error> {
-        let mut call = RELEASE.key(keys::sale(sale));
-        call.key(keys::claims(sale));
+        let mut call = RELEASE.call(&[keys::sale(sale), keys::claims(sale)]);
         call.arg(user.as_str()).arg(order.to_string()).arg(keys::NEWS_CHANNEL).arg(sale.to_string());
-        let (code, _, _): (i64, i64, i64) = call.invoke_async(&mut self.redis.clone()).await?;
+        let (code, _, _): (i64, i64, i64) = call.run(&mut self.redis.clone()).await?;
         ReleaseCode::from_code(code).ok_or_else(|| Error::Reply(format!("release: {code}")))
     }
 

@@ -24,10 +24,7 @@ impl Stock {
     ///
     /// At most [`MAX_BATCH`] purchases; none is a probe.
     pub async fn purchase_batch(&self, sale: SaleId, batch: &[Purchase]) -> Result<Answers, Error> {
-        let mut call = PURCHASE.prepare_invoke();
-        for key in keys::all(sale) {
-            call.key(key);
-        }
+        let mut call = PURCHASE.call(&keys::all(sale));
         call.arg(u8::from(self.trust_restart)).arg(self.retention.as_millis() as u64);
         for purchase in batch {
             let (key, fingerprint) =
@@ -39,7 +36,7 @@ impl Stock {
                 .arg(key)
                 .arg(fingerprint);
         }
-        let reply: Vec<redis::Value> = call.invoke_async(&mut self.redis.clone()).await?;
+        let reply: Vec<redis::Value> = call.run(&mut self.redis.clone()).await?;
         decode(&reply, batch).ok_or_else(|| Error::Reply(format!("purchase: {reply:?}")))
     }
 

@@ -4,12 +4,12 @@
 
 use std::sync::LazyLock;
 
-use redis::Script;
+use crate::lua::Lua;
 
 macro_rules! scripts {
     ($($name:ident = $file:literal),* $(,)?) => {
-        $(pub(super) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new(include_str!(concat!("../../lua/", $file))));)*
+        $(pub(super) static $name: LazyLock<Lua> =
+            LazyLock::new(|| Lua::new(include_str!(concat!("../../lua/", $file))));)*
     };
 }
 

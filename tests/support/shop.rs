@@ -166,3 +166,10 @@ impl Shop {
         trim.exec_async(&mut self.redis.clone()).await.expect("a stream");
     }
 }
+
+impl Shop {
+    /// Units left, if Redis answers and is warm.
+    pub async fn probe_quietly(&self) -> Option<u32> {
+        self.stock.probe(self.sale.id).await.ok().flatten().map(|news| news.remaining)
+    }
+}
