@@ -12,10 +12,14 @@ use tokio::time::sleep;
 use crate::config::Settings;
 use crate::drive::client::{Caller, Client, Limits};
 use crate::ledger::{self, Ledger};
+use crate::outbox;
 use crate::sandbox::{Options, Process, Sandbox};
 
 /// How long a node may take to become ready.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The broker that a sandbox runs for want of Java or of Kafka.
+const STAND_IN: &str = "librdkafka-mock";
 
 /// How the roles of the service are started.
 pub struct Program {
@@ -48,10 +52,13 @@ impl Stage {
     /// When something does not come up; the message ends with the tail of its log.
     pub async fn set(program: &Program, nodes: usize) -> anyhow::Result<Self> {
         let sandbox = Sandbox::start(Options::default()).await.context("the private servers")?;
-        // The topics come with the settings.
         let settings = open_doors(sandbox.settings("demo").await?);
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(settings.orders.pay_within_s)).await?;
         ledger::migrate(ledger.pool()).await.context("the schema")?;
+        if sandbox.broker_kind() != STAND_IN {
+            // The stand-in takes no such orders; its topics came with the settings.
+            outbox::topics::ensure(&settings.kafka).await.context("the topics")?;
+        }
         let mut stage = Self { processes: Vec::new(), sandbox, settings, urls: Vec::new() };
         for node in 0..nodes.max(1) {
             let mut settings = stage.settings.clone();
@@ -91,6 +98,21 @@ impl Stage {
             }
         }
         self.check()
+    }
+
+    /// Which broker carries the orders.
+    pub fn broker(&self) -> &'static str {
+        self.sandbox.broker_kind()
+    }
+
+    /// Whether it is not Kafka, for want of Java or of Kafka.
+    pub fn broker_is_a_stand_in(&self) -> bool {
+        self.broker() == STAND_IN
+    }
+
+    /// How Redis syncs its append-only file. A Redis that was there before is not asked.
+    pub fn redis_fsync(&self) -> &'static str {
+        if self.sandbox.redis().pid().is_some() { "always" } else { "unknown" }
     }
 
     /// Fails if a role has ended.
