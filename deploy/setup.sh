@@ -51,16 +51,16 @@ apt_install() {
     done
 }
 
-packages=$(missing)
+packages=$(missing | tr '\n' ' ')
 if [ -z "$packages" ]; then
     say "Redis, PostgreSQL and the build tools are there"
 elif has apt-get; then
-    say "installing" $packages
+    say "installing $packages"
     # shellcheck disable=SC2086 # one word per package
     apt_install $packages
     has_redis || { say "this system packages a Redis older than 7: install a newer one and put it in PATH"; exit 1; }
 else
-    say "missing here (Debian's names):" $packages
+    say "missing here, by their Debian names: $packages"
     say "  Fedora:  dnf install redis postgresql-server gcc-c++ make zlib-devel"
     say "  macOS:   xcode-select --install; brew install redis postgresql@17, with its bin folder in PATH"
     say "  others:  Redis 7 or newer, PostgreSQL 14 or newer, a C and C++ compiler, make, zlib's headers"

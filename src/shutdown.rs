@@ -212,10 +212,14 @@ mod tests {
         });
     }
 
+    /// Waits for `condition`; one that never comes true is a failed test, not a hung one.
     async fn until(condition: impl Fn() -> bool) {
-        while !condition() {
-            tokio::task::yield_now().await;
-        }
+        let comes_true = async {
+            while !condition() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), comes_true).await.expect("the condition comes true");
     }
 
     #[tokio::test]

@@ -362,8 +362,8 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
     stop.cancel();
     running.await.unwrap();
     ticker.abort();
-    // A send that waits inside the producer would hold the thread for 100 ms and more.
-    assert!(longest.load(Ordering::Relaxed) < 100, "{longest:?} ms without a turn for others");
+    // A send that waits inside the producer would hold the thread until a letter fails, for two seconds.
+    assert!(longest.load(Ordering::Relaxed) < 500, "{longest:?} ms without a turn for others");
     assert_eq!(length(&mut redis, sale(1)).await, 500);
 }
 

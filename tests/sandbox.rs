@@ -26,19 +26,22 @@ const SOON: Duration = Duration::from_secs(60);
 /// How long a server has to stay silent to count as silent.
 const SILENCE: Duration = Duration::from_millis(500);
 
+/// Whether something fails, or is still silent after a while.
+async fn fails<T>(asked: impl Future<Output = anyhow::Result<T>>) -> bool {
+    !matches!(timeout(SILENCE, asked).await, Ok(Ok(_)))
+}
+
 async fn ask(url: &str, command: &[&str]) -> anyhow::Result<String> {
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(SILENCE));
+    let config = redis::AsyncConnectionConfig::new();
+    let config = config.set_connection_timeout(Some(SOON)).set_response_timeout(Some(SOON));
     let mut connection = redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?;
     let mut words = redis::Cmd::new();
     Ok(words.arg(command).query_async(&mut connection).await?)
 }
 
 async fn count(url: &str) -> anyhow::Result<i64> {
-    let read = async {
-        let mut connection = PgConnection::connect(url).await?;
-        Ok(sqlx::query_scalar("SELECT count(*) FROM kept").fetch_one(&mut connection).await?)
-    };
-    timeout(SILENCE, read).await?
+    let mut connection = PgConnection::connect(url).await?;
+    Ok(sqlx::query_scalar("SELECT count(*) FROM kept").fetch_one(&mut connection).await?)
 }
 
 /// Publishes one message; gives up after `within`.
@@ -76,7 +79,7 @@ async fn redis_keeps_a_key_when_it_is_killed() -> anyhow::Result<()> {
     let redis = sandbox.redis();
     ask(redis.url(), &["SET", "kept", "yes"]).await?;
     redis.kill()?;
-    ensure!(ask(redis.url(), &["PING"]).await.is_err(), "a dead Redis answers");
+    ensure!(fails(ask(redis.url(), &["PING"])).await, "a dead Redis answers");
     redis.restart().await?;
     assert_eq!(ask(redis.url(), &["GET", "kept"]).await?, "yes");
     redis.stop().await?;
@@ -90,7 +93,7 @@ async fn redis_can_be_paused_and_cut_off() -> anyhow::Result<()> {
     let sandbox = Sandbox::start(Options::none().redis(RedisOptions::default())).await?;
     let redis = sandbox.redis();
     redis.pause()?;
-    ensure!(ask(redis.url(), &["PING"]).await.is_err(), "a paused Redis answers");
+    ensure!(fails(ask(redis.url(), &["PING"])).await, "a paused Redis answers");
     redis.resume()?;
     assert_eq!(ask(redis.url(), &["PING"]).await?, "PONG");
 
@@ -101,7 +104,7 @@ async fn redis_can_be_paused_and_cut_off() -> anyhow::Result<()> {
     redis.proxy()?.heal().await;
     assert_eq!(ask(&detour, &["PING"]).await?, "PONG");
     redis.proxy()?.stall().await;
-    ensure!(ask(&detour, &["PING"]).await.is_err(), "a stalled line answers");
+    ensure!(fails(ask(&detour, &["PING"])).await, "a stalled line answers");
     assert_eq!(ask(redis.url(), &["PING"]).await?, "PONG");
     redis.proxy()?.heal().await;
     assert_eq!(ask(&detour, &["PING"]).await?, "PONG");
@@ -119,7 +122,8 @@ async fn a_proxy_that_drops_replies_lets_the_request_through() -> anyhow::Result
     redis.proxy()?.drop_replies().await;
     let lost: Result<i64, _> = redis::cmd("INCR").arg("acted").query_async(&mut connection).await;
     ensure!(lost.is_err(), "the reply came through");
-    assert_eq!(ask(redis.url(), &["GET", "acted"]).await?, "1");
+    let acted = async || ask(redis.url(), &["GET", "acted"]).await.is_ok_and(|count| count == "1");
+    wait_until("the request has reached Redis", SOON, acted).await;
     redis.proxy()?.heal().await;
     assert_eq!(ask(&redis.proxied_url()?, &["GET", "acted"]).await?, "1");
     Ok(())
@@ -149,7 +153,7 @@ async fn postgres_keeps_a_row_and_can_be_killed_paused_and_cut_off() -> anyhow::
     sqlx::raw_sql("CREATE TABLE kept (id int); INSERT INTO kept VALUES (1)").execute(&mut connection).await?;
 
     postgres.kill()?;
-    ensure!(count(url).await.is_err(), "a dead PostgreSQL answers");
+    ensure!(fails(count(url)).await, "a dead PostgreSQL answers");
     postgres.restart().await?;
     assert_eq!(count(url).await?, 1);
 
@@ -157,13 +161,13 @@ async fn postgres_keeps_a_row_and_can_be_killed_paused_and_cut_off() -> anyhow::
     let mut connection = PgConnection::connect(url).await?;
     postgres.pause()?;
     ensure!(timeout(SILENCE, connection.ping()).await.is_err(), "a paused PostgreSQL answers");
-    ensure!(count(url).await.is_err(), "a paused PostgreSQL accepts");
+    ensure!(fails(count(url)).await, "a paused PostgreSQL accepts");
     postgres.resume()?;
     timeout(SOON, connection.ping()).await??;
 
     assert_eq!(count(detour).await?, 1);
     postgres.proxy()?.cut().await;
-    ensure!(count(detour).await.is_err(), "a cut line answers");
+    ensure!(fails(count(detour)).await, "a cut line answers");
     postgres.proxy()?.heal().await;
     assert_eq!(count(detour).await?, 1);
     postgres.stop().await?;
@@ -252,6 +256,10 @@ async fn a_copy_of_this_program_plays_its_role() -> anyhow::Result<()> {
             std::fs::rename(&draft, answer)?;
             std::future::pending::<()>().await;
         }
+        "fail to start" => {
+            let error = Sandbox::start(Options::none().kafka()).await.err().context("it started")?;
+            std::fs::write(answer, serde_json::to_string(&format!("{error:#}"))?)?;
+        }
         "share and end" => {
             let sandbox = shared().await?;
             let pids = [sandbox.redis().pid(), sandbox.postgres().pid(), sandbox.kafka().pid()];
@@ -263,12 +271,12 @@ async fn a_copy_of_this_program_plays_its_role() -> anyhow::Result<()> {
 }
 
 /// Starts a copy of this program in a temporary folder of its own.
-fn copy(role: &str, temp: &Path, settings: Option<&Settings>) -> anyhow::Result<(Process, PathBuf)> {
+fn copy(role: &str, temp: &Path, variables: Vec<(String, String)>) -> anyhow::Result<(Process, PathBuf)> {
     let answer = temp.join(format!("{role}.json"));
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--exact", "a_copy_of_this_program_plays_its_role", "--nocapture"]);
     command.env(ROLE, role).env(ANSWER, &answer).env("TMPDIR", temp);
-    command.envs(settings.map(env_for).unwrap_or_default());
+    command.envs(variables);
     Ok((Process::spawn(role, command, &temp.join(format!("{role}.log")))?, answer))
 }
 
@@ -297,7 +305,7 @@ async fn a_child_process_reads_the_very_settings_of_its_parent() -> anyhow::Resu
     settings.admission.user_burst = 77;
     settings.redis.trust_restart = true;
     settings.telemetry.filter = "warn,seckill=debug".to_owned();
-    let (process, answer) = copy("echo its settings", temp.path(), Some(&settings))?;
+    let (process, answer) = copy("echo its settings", temp.path(), env_for(&settings))?;
     let status = process.wait(SOON).await?;
     ensure!(status.success(), "{}", process.log_tail());
     let seen: Vec<(String, String)> = serde_json::from_slice(&std::fs::read(answer)?)?;
@@ -305,11 +313,29 @@ async fn a_child_process_reads_the_very_settings_of_its_parent() -> anyhow::Resu
     Ok(())
 }
 
+/// Without Java nothing is started, so there is nothing that could fail.
+#[tokio::test]
+async fn a_server_that_does_not_come_up_says_why() -> anyhow::Result<()> {
+    if std::env::var_os("SECKILL_REQUIRE_KAFKA").is_none() && Command::new("java").arg("-version").output().is_err() {
+        return Ok(());
+    }
+    let temp = temporary_folder()?;
+    std::fs::create_dir(temp.path().join("libs"))?;
+    std::fs::write(temp.path().join("libs/kafka_broken.jar"), "")?;
+    let home = ("KAFKA_HOME".to_owned(), temp.path().display().to_string());
+    let (process, answer) = copy("fail to start", temp.path(), vec![home])?;
+    let status = process.wait(SOON).await?;
+    ensure!(status.success(), "{}", process.log_tail());
+    let error: String = serde_json::from_slice(&std::fs::read(answer)?)?;
+    ensure!(error.contains("kafka does not come up") && error.contains("main class"), "{error}");
+    Ok(())
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn nothing_is_left_when_the_owner_is_killed_or_ends() -> anyhow::Result<()> {
     let temp = temporary_folder()?;
-    let (owner, answer) = copy("wait to be killed", temp.path(), None)?;
+    let (owner, answer) = copy("wait to be killed", temp.path(), Vec::new())?;
     wait_until("the owner's servers run", SOON, async || answer.exists() || !owner.is_running()).await;
     ensure!(answer.exists(), "{}", owner.log_tail());
     let pids: Vec<u32> = serde_json::from_slice(&std::fs::read(answer)?)?;
@@ -323,7 +349,7 @@ async fn nothing_is_left_when_the_owner_is_killed_or_ends() -> anyhow::Result<()
     wait_until("Redis is gone without anybody's help", SOON, async || !runs(pids[0])).await;
 
     // The next start removes the folder, and whoever could not hear the signal; its own end leaves nothing either.
-    let (heir, answer) = copy("share and end", temp.path(), None)?;
+    let (heir, answer) = copy("share and end", temp.path(), Vec::new())?;
     let status = heir.wait(SOON).await?;
     ensure!(status.success(), "{}", heir.log_tail());
     wait_until("PostgreSQL is gone", SOON, async || !runs(pids[1])).await;

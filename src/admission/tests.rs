@@ -220,9 +220,12 @@ async fn the_sweeper_sweeps_on_its_timer_and_ends_when_it_is_told_to() {
         let (admission, stop) = (Arc::clone(&admission), stop.clone());
         async move { admission.run(stop).await }
     });
-    while admission.users.tracked() + admission.addresses.tracked() > 0 {
-        tokio::task::yield_now().await;
-    }
+    let swept = async {
+        while admission.users.tracked() + admission.addresses.tracked() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), swept).await.expect("a sweep");
     stop.cancel();
     assert!(sweeper.await.is_ok());
 }

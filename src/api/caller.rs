@@ -51,6 +51,10 @@ pub fn json<T: DeserializeOwned>(request: &HttpRequest, body: Body) -> Result<Op
     if !is_json(request.headers()) {
         return Err(Problem::new(Code::UnsupportedMediaType));
     }
+    // serde would also take a struct's fields from an array.
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Problem::invalid("the body must be a JSON object"));
+    }
     serde_json::from_slice(&body).map(Some).map_err(Problem::invalid)
 }
 

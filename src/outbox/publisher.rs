@@ -5,6 +5,7 @@
 //! lost what it remembered) is replaced, and the letters that it failed are the caller's to send again.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -12,7 +13,7 @@ use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::config;
 
@@ -74,9 +75,25 @@ impl<T> Parcel<T> {
 
 /// A producer that is replaced when it dies. Cheap to clone; clones share the producer.
 #[derive(Clone)]
-pub struct Publisher {
-    config: Arc<ClientConfig>,
-    producer: Arc<ArcSwap<FutureProducer>>,
+pub struct Publisher(Arc<Shared>);
+
+struct Shared {
+    config: ClientConfig,
+    producer: ArcSwap<FutureProducer>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        retire(self.producer.load_full());
+    }
+}
+
+/// Lets go of a producer. Its last owner waits for the producer's thread to end, which no thread of the runtime may.
+fn retire(producer: Arc<FutureProducer>) {
+    let waiting = thread::Builder::new().name("producer-end".to_owned()).spawn(move || drop(producer));
+    if let Err(error) = waiting {
+        debug!(%error, "no thread to wait on, so this one has waited");
+    }
 }
 
 impl Publisher {
@@ -106,8 +123,8 @@ impl Publisher {
             .set("partitioner", "murmur2_random")
             .set("queue.buffering.max.messages", queue.to_string())
             .set("reconnect.backoff.max.ms", "2000");
-        let producer = Arc::new(ArcSwap::from_pointee(config.create::<FutureProducer>()?));
-        Ok(Self { config: Arc::new(config), producer })
+        let producer = ArcSwap::from_pointee(config.create::<FutureProducer>()?);
+        Ok(Self(Arc::new(Shared { config, producer })))
     }
 
     /// Hands over every letter that is here. While the queue is full it waits for the oldest letter under way, and
@@ -116,7 +133,7 @@ impl Publisher {
     /// # Errors
     /// Why the producer refused a letter, or failed the one that was to make room. What was not handed over is here.
     pub async fn send<T>(&self, parcels: &mut [Parcel<T>]) -> Result<(), KafkaError> {
-        let producer = self.producer.load_full();
+        let producer = self.0.producer.load_full();
         // Every parcel before this one has its report, or was never under way.
         let mut oldest = 0;
         let mut next = 0;
@@ -163,25 +180,18 @@ impl Publisher {
 
     /// Puts a new producer in the place of one that will never deliver again.
     pub fn revive(&self) {
-        let current = self.producer.load_full();
+        let current = self.0.producer.load_full();
         let Some((code, reason)) = current.client().fatal_error() else { return };
-        match self.config.create::<FutureProducer>() {
+        match self.0.config.create::<FutureProducer>() {
             Ok(fresh) => {
                 warn!(%code, reason, "the Kafka producer gave up for good; a new one takes over");
-                let replaced = self.producer.compare_and_swap(&current, Arc::new(fresh));
+                let replaced = self.0.producer.compare_and_swap(&current, Arc::new(fresh));
                 if Arc::ptr_eq(&replaced, &current) {
-                    // The last owner waits for the producer's thread to end: not on a thread of the runtime.
-                    drop(replaced);
-                    tokio::task::spawn_blocking(move || drop(current));
+                    retire(current);
                 }
             }
             Err(error) => error!(%error, "no new Kafka producer can be made"),
         }
-    }
-
-    /// Whether the current producer still works, for tests and for readiness.
-    pub fn is_healthy(&self) -> bool {
-        self.producer.load().client().fatal_error().is_none()
     }
 }
 
@@ -216,5 +226,52 @@ impl Condition {
             info!("Kafka confirms orders again");
         }
         self.failing = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+
+    use rdkafka::bindings::{rd_kafka_resp_err_t, rd_kafka_test_fatal_error};
+    use rdkafka::mocking::MockCluster;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_producer_that_gave_up_for_good_is_replaced_and_its_letters_are_sent_again() {
+        let broker = MockCluster::new(1).expect("a broker in this process");
+        broker.create_topic("orders", 2, 1).expect("a topic");
+        let kafka = config::Kafka {
+            brokers: broker.bootstrap_servers(),
+            topic: "orders".to_owned(),
+            dead_letter_topic: "dead".to_owned(),
+            group: "none".to_owned(),
+            partitions: 2,
+            replication: 1,
+            delivery_timeout_ms: 10_000,
+            session_timeout_ms: 6000,
+        };
+        let publisher = Publisher::new(&kafka).expect("a producer");
+        let letter = |n: u8| {
+            Parcel::new(Letter { topic: "orders".into(), key: vec![n], payload: vec![n], headers: Vec::new() }, n)
+        };
+        let reason = CString::new("the broker forgot this producer").expect("no NUL");
+        let code = rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
+        let producer = publisher.0.producer.load_full();
+        // SAFETY: the client lives as long as `producer`, and the string as long as the call.
+        unsafe { rd_kafka_test_fatal_error(producer.client().native_ptr(), code, reason.as_ptr()) };
+        drop(producer);
+
+        let mut parcels: Vec<_> = (0..100).map(letter).collect();
+        let sent = publisher.send(&mut parcels).await;
+        let reported = publisher.reports(&mut parcels).await;
+        assert!(sent.and(reported).is_err());
+        assert!(!parcels.iter().any(Parcel::is_delivered));
+
+        publisher.revive();
+        publisher.send(&mut parcels).await.expect("room");
+        publisher.reports(&mut parcels).await.expect("delivery");
+        assert!(parcels.iter().all(Parcel::is_delivered));
     }
 }

@@ -239,3 +239,20 @@ impl Stream {
         self.query::<Value>(&command).await.map(drop)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_comment_table_of_the_script_names_what_it_answers_in_order() {
+        let script = include_str!("../../lua/ack.lua");
+        let table: Vec<_> = ["removed", "absent", "foreign"]
+            .iter()
+            .map(|word| script.find(&format!("--   {word} ")).expect("a line of the table"))
+            .collect();
+        assert!(script.contains("-- Reply: { removed, absent, foreign, entries left in the stream }"));
+        assert_eq!(table.len(), 3);
+        for line in ["KEYS[1]   the outbox", "ARGV[1]   the relay group", "ARGV[2…]  pairs"] {
+            assert!(script.contains(line), "{line}");
+        }
+    }
+}

@@ -9,17 +9,20 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use super::tree;
+use super::{postgres, tree};
 
 const PREFIX: &str = "seckill-sandbox-";
 const LOCK: &str = "owner.lock";
 const CHILDREN: &str = "children";
 /// A folder without a lock file is being made or being removed; older than this, whoever was at it died there.
 const UNFINISHED: Duration = Duration::from_secs(60);
+
+/// How long a survivor may take to end in its own way.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// An own folder. Removed when dropped.
 #[derive(Debug)]
@@ -90,14 +93,30 @@ fn sweep(temp: &Path) {
     }
 }
 
+/// Children that are still there have the signal that ends them, but were stopped and could not act on it.
 fn kill_survivors(path: &Path) {
-    for line in fs::read_to_string(path.join(CHILDREN)).unwrap_or_default().lines() {
-        let Some((pid, started)) = line.split_once(' ') else { continue };
-        let (Ok(pid), Ok(started)) = (pid.parse(), started.parse::<u64>()) else { continue };
-        if tree::started(pid) == Some(started) {
-            tree::kill(pid);
-        }
+    let survivors = || {
+        let children = fs::read_to_string(path.join(CHILDREN)).unwrap_or_default();
+        children.lines().filter_map(survivor).collect::<Vec<u32>>()
+    };
+    for pid in survivors() {
+        tree::resume(pid);
     }
+    let start = Instant::now();
+    while !survivors().is_empty() && start.elapsed() < LAST_WORDS {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for pid in survivors() {
+        tree::kill(pid);
+    }
+    postgres::remove_shared_memory(&path.join(postgres::NAME));
+}
+
+/// The process of a line of the list, if it is still the one that was noted.
+fn survivor(line: &str) -> Option<u32> {
+    let (pid, started) = line.split_once(' ')?;
+    let pid = pid.parse().ok()?;
+    (!tree::is_gone(pid) && tree::started(pid) == started.parse().ok()).then_some(pid)
 }
 
 fn is_old(path: &Path) -> bool {

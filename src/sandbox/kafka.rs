@@ -58,7 +58,7 @@ impl Kafka {
     }
 
     async fn start_apache(folder: Arc<Folder>, installation: Installation) -> anyhow::Result<Self> {
-        let (port, behind_proxy, controller) = (ports::free()?, ports::free()?, ports::free()?);
+        let (port, behind_proxy, controller) = (ports::free_port()?, ports::free_port()?, ports::free_port()?);
         let proxy = Proxy::start(local(behind_proxy))?;
         let home = folder.path().join(NAME);
         let properties = prepare(&home, port, behind_proxy, proxy.port(), controller)?;

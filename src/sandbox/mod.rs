@@ -36,6 +36,7 @@ mod tree;
 pub use environment::env_for;
 pub use kafka::Kafka;
 pub use options::Options;
+pub use ports::free_port;
 pub use postgres::Postgres;
 pub use process::Process;
 pub use proxy::Proxy;

@@ -15,8 +15,11 @@ const ATTEMPTS: usize = 1000;
 
 static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
-/// A port on which nobody listens, and that this process has not given out before.
-pub(super) fn free() -> anyhow::Result<u16> {
+/// A loopback port on which nobody listens, and that this program has not given out before.
+///
+/// # Errors
+/// When a thousand attempts find none.
+pub fn free_port() -> anyhow::Result<u16> {
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
     let port = (0..ATTEMPTS)
         .map(|_| rand::random_range(RANGE))

@@ -9,21 +9,23 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, ensure};
 use rustix::process::Signal;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
-use super::Proxy;
 use super::folder::Folder;
 use super::server::{Manners, Server, in_path, is_file, not_owned, port_and_proxy};
+use super::{Process, Proxy};
 
-const NAME: &str = "postgres";
+pub(super) const NAME: &str = "postgres";
 /// The owner of everything in a private server.
 const ROLE: &str = "seckill";
 /// SIGINT: a fast, orderly shutdown. SIGQUIT: at once, and its children and shared memory go with it.
 const MANNERS: Manners = Manners { stop: Signal::INT, end: Signal::QUIT };
+const INITIALISED_WITHIN: Duration = Duration::from_secs(60);
 /// Where Debian and its kin keep one folder per major version.
 const VERSIONS: &str = "/usr/lib/postgresql";
 
@@ -44,7 +46,7 @@ impl Postgres {
         let user = unprivileged_user()?;
         let (port, proxy) = port_and_proxy()?;
         let data = folder.path().join(NAME);
-        initialise(&binaries.join("initdb"), &data, user).await?;
+        initialise(&folder, &binaries.join("initdb"), &data, user).await?;
         let recipe = {
             let data = data.clone();
             move || command(&binaries.join("postgres"), &data, port, user)
@@ -119,16 +121,11 @@ impl Postgres {
         self.server.as_ref().and_then(Server::pid)
     }
 
-    /// Ends it for good. One that was killed has left a small segment of shared memory, which only its next start would
-    /// remove: that is done here.
+    /// Ends it for good.
     pub(super) fn end(&self) {
-        let Some(server) = &self.server else { return };
-        server.end();
-        if let Ok(pidfile) = std::fs::read_to_string(self.data.join("postmaster.pid"))
-            && let Some(segment) = pidfile.lines().nth(6).and_then(|line| line.split_whitespace().nth(1))
-        {
-            // It may be gone already; and a system without ipcrm keeps 56 bytes until it is restarted.
-            let _ = Command::new("ipcrm").args(["-m", segment]).output();
+        if let Some(server) = &self.server {
+            server.end();
+            remove_shared_memory(&self.data);
         }
     }
 
@@ -143,8 +140,19 @@ impl Drop for Postgres {
     }
 }
 
+/// One that was killed leaves a small segment of shared memory, which only its next start would remove. It is named in
+/// the file that an orderly end deletes.
+pub(super) fn remove_shared_memory(data: &Path) {
+    if let Ok(pidfile) = std::fs::read_to_string(data.join("postmaster.pid"))
+        && let Some(segment) = pidfile.lines().nth(6).and_then(|line| line.split_whitespace().nth(1))
+    {
+        // It may be gone already; and a system without ipcrm keeps 56 bytes until it is restarted.
+        let _ = Command::new("ipcrm").args(["-m", segment]).output();
+    }
+}
+
 /// Makes the data folder, which belongs to the user that will serve it.
-async fn initialise(initdb: &Path, data: &Path, user: Option<(u32, u32)>) -> anyhow::Result<()> {
+async fn initialise(folder: &Folder, initdb: &Path, data: &Path, user: Option<(u32, u32)>) -> anyhow::Result<()> {
     std::fs::create_dir(data)?;
     if let Some((uid, gid)) = user {
         chown(data, Some(uid), Some(gid))?;
@@ -153,10 +161,9 @@ async fn initialise(initdb: &Path, data: &Path, user: Option<(u32, u32)>) -> any
     command.current_dir(data).arg("-D").arg(data);
     command.args(["--username", ROLE, "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"]);
     become_user(&mut command, user);
-    let output = tokio::task::spawn_blocking(move || command.output()).await??;
-    if !output.status.success() {
-        bail!("initdb failed: {}", String::from_utf8_lossy(&output.stderr));
-    }
+    let process = Process::spawn("initdb", command, &folder.path().join("initdb.log"))?;
+    let status = process.wait(INITIALISED_WITHIN).await?;
+    ensure!(status.success(), "initdb failed; its log ends with:\n{}", process.log_tail());
     Ok(())
 }
 

@@ -46,7 +46,7 @@ impl Proxy {
     /// Listens on a free port and passes everything to `target`.
     pub(super) fn start(target: SocketAddr) -> anyhow::Result<Self> {
         let runtime = RUNTIME.as_ref().context("no thread for the proxy")?;
-        let port = ports::free()?;
+        let port = ports::free_port()?;
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, port))?;
         listener.set_nonblocking(true)?;
         let (mode, asked) = watch::channel(Mode::Open);

@@ -66,7 +66,7 @@ impl Redis {
         let (port, proxy) = port_and_proxy()?;
         let data = folder.path().join(NAME);
         std::fs::create_dir(&data)?;
-        let cluster_port = ports::free()?;
+        let cluster_port = ports::free_port()?;
         let recipe = move || command(&program, &data, port, options, cluster_port);
         let server = Server::new(NAME, folder, port, proxy, MANNERS, recipe);
         let redis = Self { url: format!("redis://127.0.0.1:{port}"), options, server: Some(server) };

@@ -159,7 +159,7 @@ pub(super) const fn local(port: u16) -> SocketAddr {
 
 /// A free port and a proxy in front of it.
 pub(super) fn port_and_proxy() -> anyhow::Result<(u16, Proxy)> {
-    let port = ports::free()?;
+    let port = ports::free_port()?;
     Ok((port, Proxy::start(local(port))?))
 }
 

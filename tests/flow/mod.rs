@@ -7,6 +7,7 @@ use std::time::Duration;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Headers;
 use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
+use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
@@ -51,7 +52,9 @@ pub async fn settings(sandbox: &Sandbox, name: &str) -> Settings {
 
 pub async fn redis(settings: &Settings) -> MultiplexedConnection {
     let client = redis::Client::open(settings.redis.url.expose_secret()).unwrap();
-    client.get_multiplexed_async_connection().await.unwrap()
+    // A test is patient: with every write on disk a loaded machine takes its time.
+    let patient = AsyncConnectionConfig::new().set_response_timeout(Some(SOON));
+    client.get_multiplexed_async_connection_with_config(&patient).await.unwrap()
 }
 
 /// Appends to the outbox what `purchase.lua` would.
