@@ -1,7 +1,7 @@
 //! Sales: creating and changing them.
 
 use sqlx::postgres::PgRow;
-use sqlx::{FromRow, PgConnection, Row};
+use sqlx::{FromRow, Row};
 use time::OffsetDateTime;
 
 use super::{Catalogue, Error};
@@ -29,7 +29,7 @@ pub struct NewSale {
     pub ends_at: OffsetDateTime,
     pub challenge: bool,
     /// Units put on sale.
-    pub total: u32,
+    pub stock: u32,
 }
 
 /// What an operator changes. `None` leaves things as they are.
@@ -90,17 +90,17 @@ impl FromRow<'_, PgRow> for SaleRow {
     }
 }
 
-/// The sale as PostgreSQL knows it now, within the caller's transaction if there is one.
-pub(crate) async fn read(connection: &mut PgConnection, sale: SaleId) -> sqlx::Result<Option<Sale>> {
-    let row: Option<SaleRow> = sqlx::query_as(READ).bind(sale.get()).fetch_optional(connection).await?;
-    Ok(row.map(|row| row.0))
-}
-
 impl Catalogue {
+    /// The sale as PostgreSQL knows it now, past retention or not.
+    pub async fn read(&self, id: SaleId) -> Result<Option<Sale>, Error> {
+        let row: Option<SaleRow> = sqlx::query_as(READ).bind(id.get()).fetch_optional(&self.shared.pool).await?;
+        Ok(row.map(|row| row.0))
+    }
+
     /// Creates a draft with its stock. Redis hears of it when it is opened.
     pub async fn create(&self, new: NewSale) -> Result<Sale, Error> {
         let max_quantity = i32::try_from(new.max_quantity).map_err(|_| Error::Invalid("max_quantity is too large"))?;
-        let total = i32::try_from(new.total).map_err(|_| Error::Invalid("a sale has at most 2147483647 units"))?;
+        let total = i32::try_from(new.stock).map_err(|_| Error::Invalid("a sale has at most 2147483647 units"))?;
         let query = sqlx::query_as(CREATE)
             .bind(new.name)
             .bind(new.price_cents)
@@ -121,8 +121,7 @@ impl Catalogue {
     /// Nothing of an ended sale changes.
     pub async fn change(&self, id: SaleId, change: SaleChange) -> Result<Sale, Error> {
         loop {
-            let row: Option<SaleRow> = sqlx::query_as(READ).bind(id.get()).fetch_optional(&self.shared.pool).await?;
-            let SaleRow(old) = row.ok_or(Error::UnknownSale(id))?;
+            let old = self.read(id).await?.ok_or(Error::NoSuchSale(id))?;
             let Some(new) = changed(&old, change)? else {
                 return Ok(old);
             };
@@ -156,7 +155,7 @@ fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
         return Err(Error::IllegalMove { from: old.state, to: new.state });
     }
     if old.state == SaleState::Ended {
-        return Err(Error::AlreadyEnded);
+        return Err(Error::Invalid("an ended sale keeps its times"));
     }
     Ok(Some(new))
 }
