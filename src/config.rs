@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use secrecy::SecretString;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The defaults, which double as the reference of every key.
 const DEFAULTS: &str = include_str!("config.default.toml");
 
-/// Everything that can be set.
-#[derive(Clone, Debug, Deserialize)]
+/// Everything that can be set. Written out again without the secrets.
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     pub http: Http,
@@ -31,7 +31,7 @@ pub struct Settings {
 }
 
 /// The HTTP server of a node.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Http {
     /// Address to listen on. Port 0 takes a free one and logs it.
@@ -47,15 +47,16 @@ pub struct Http {
 }
 
 /// Who may call.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Auth {
     /// Key of the HS256 tokens, at least 32 bytes.
+    #[serde(skip_serializing)]
     pub jwt_secret: SecretString,
 }
 
 /// The token buckets. Rates are per node: n nodes together admit n times as much.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Admission {
     /// Purchases per second that the node admits in all, and how many may come at once.
@@ -78,9 +79,10 @@ pub struct Admission {
 }
 
 /// Redis: the hot copy of the stock, and the outbox.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Redis {
+    #[serde(skip_serializing)]
     pub url: SecretString,
     /// How long an answer may take. Beyond it the outcome of a purchase is unknown, not refused.
     pub response_timeout_ms: u64,
@@ -93,9 +95,10 @@ pub struct Redis {
 }
 
 /// PostgreSQL: the truth.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Postgres {
+    #[serde(skip_serializing)]
     pub url: SecretString,
     pub max_connections: u32,
     pub acquire_timeout_ms: u64,
@@ -104,7 +107,7 @@ pub struct Postgres {
 }
 
 /// Kafka: the way from the outbox to the ledger.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kafka {
     pub brokers: String,
@@ -119,7 +122,7 @@ pub struct Kafka {
 }
 
 /// The relay from the outbox to Kafka.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outbox {
     /// Most entries that are read, published and removed together.
@@ -131,7 +134,7 @@ pub struct Outbox {
 }
 
 /// The consumer from Kafka to the ledger.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Consumer {
     /// Most messages that become rows together.
@@ -139,17 +142,20 @@ pub struct Consumer {
     /// First wait after the database failed; doubles up to the second.
     pub retry_ms: u64,
     pub max_retry_ms: u64,
+    /// A consumer that Kafka has not heard a poll of for so long loses its partitions. Not below
+    /// `kafka.session_timeout_ms`.
+    pub max_poll_ms: u64,
 }
 
 /// The life of an order.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Orders {
     /// How long a buyer has to pay, counted by the ledger's clock from the insertion of the row.
     pub pay_within_s: u64,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Telemetry {
     /// A `tracing` filter, such as `info,seckill=debug`.
@@ -157,7 +163,7 @@ pub struct Telemetry {
     pub format: LogFormat,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
     Text,

@@ -12,6 +12,8 @@ pub mod sold_out;
 
 pub mod stock;
 
+pub mod lua;
+
 pub mod outbox;
 
 pub mod consumer;
@@ -19,6 +21,8 @@ pub mod consumer;
 pub mod ledger;
 
 pub mod reconcile;
+
+pub mod operator;
 
 pub mod catalogue;
 

@@ -1,1 +1,94 @@
-fn main() {}
+//! `loadtest`: buyers against a running seckill, and the verdict on what they were promised.
+//!
+//! All of the work is done by `seckill::drive`; this program only says against what it is done.
+
+mod crowd;
+
+mod target;
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use clap::{Parser, Subcommand, ValueEnum};
+use seckill::demo::{say, write};
+use seckill::drive::demand::Shape;
+use seckill::drive::report::Verdict;
+use seckill::drive::show::Shown;
+
+/// Buyers against a running seckill, and the verdict on what they were promised.
+#[derive(Debug, Parser)]
+#[command(name = "loadtest", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Puts a sale on, lets buyers loose, and judges.
+    Run(Run),
+    /// One role of the service, for the sandbox's own processes.
+    #[command(hide = true)]
+    Role {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Run {
+    scenario: Scenario,
+    #[command(flatten)]
+    target: target::Target,
+    #[command(flatten)]
+    crowd: crowd::Crowd,
+    /// Also writes the report as JSON to this file.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Scenario {
+    /// Thickest at the start, as in a real sale.
+    Rush,
+    /// At one rate over the whole window.
+    Steady,
+}
+
+impl Scenario {
+    const fn shape(self) -> Shape {
+        match self {
+            Self::Rush => Shape::Rush,
+            Self::Steady => Shape::Steady,
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Run(run) => run.run().await,
+        Command::Role { args } => {
+            let command = std::iter::once("seckill".to_owned()).chain(args);
+            seckill::cli::Cli::parse_from(command).run().await
+        }
+    }
+}
+
+impl Run {
+    async fn run(self) -> anyhow::Result<()> {
+        let demand = self.crowd.demand(self.scenario.shape())?;
+        say(format_args!(
+            "{:?}: {} units, {} buyers within {} s",
+            self.scenario,
+            self.crowd.stock,
+            demand.buyers,
+            demand.window.as_secs_f64()
+        ))?;
+        let report = self.target.play(&self.crowd, demand).await?;
+        say(Shown(&report))?;
+        write(self.report.as_deref(), &report)?;
+        ensure!(report.verdict == Verdict::Pass, "promises were not kept");
+        Ok(())
+    }
+}

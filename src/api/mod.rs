@@ -1,1 +1,93 @@
+//! Step 1: the HTTP edge. Routes, identity and JSON; no business rule.
+//!
+//! In: a request. Decided: is it well-formed, and who asks? Guaranteed: the body is read (at most 1 KiB) before
+//! anything is refused, so that a refusal never costs the connection; every error is problem+json with a stable
+//! code; a fault is never dressed as a refusal.
 
+mod admin;
+
+mod caller;
+
+mod events;
+
+mod measure;
+
+mod openapi;
+
+mod operations;
+
+mod orders;
+
+pub mod problem;
+
+mod purchases;
+
+mod sales;
+
+use std::sync::Arc;
+
+use actix_web::{Resource, web};
+use prometheus::Registry;
+use time::OffsetDateTime;
+
+use crate::admission::Admission;
+use crate::admission::identity::Verifier;
+use crate::catalogue::Catalogue;
+use crate::ledger::Ledger;
+use crate::operator::Operator;
+use crate::shutdown::Stop;
+use crate::sold_out::{Doubtful, Flags};
+use crate::stock::Stock;
+use crate::telemetry::http::UNMATCHED;
+
+pub use measure::Measured;
+pub use openapi::document as openapi;
+
+/// Longest body that is read, in bytes.
+pub const MAX_BODY: usize = 1024;
+
+/// What the handlers need. One for the whole node: built outside the worker factory and shared.
+pub struct Api {
+    pub verifier: Verifier,
+    pub admission: Arc<Admission>,
+    pub catalogue: Catalogue,
+    pub flags: Flags,
+    pub doubtful: Doubtful,
+    pub stock: Stock,
+    pub ledger: Ledger,
+    pub operator: Operator,
+    pub registry: Registry,
+    pub stop: Stop,
+    pub clock: fn() -> OffsetDateTime,
+    /// 64 random bits for an order id.
+    pub chance: fn() -> u64,
+}
+
+/// Adds every route to an application whose data holds an [`Api`].
+pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
+    let resource = |name, path, handlers: fn(Resource) -> Resource| measured.resource(name, path, handlers);
+    let buyers = web::scope("/api/v1")
+        .service(resource("sales", "/sales", |r| r.get(sales::list)))
+        .service(resource("sale", "/sales/{sale}", |r| r.get(sales::one)))
+        .service(resource("purchase", "/sales/{sale}/purchases", |r| r.post(purchases::purchase)))
+        .service(resource("challenge", "/sales/{sale}/challenge", |r| r.get(sales::challenge)))
+        .service(resource("own_order", "/sales/{sale}/order", |r| r.get(orders::own)))
+        .service(resource("order", "/orders/{order}", |r| r.get(orders::one)))
+        .service(resource("order_events", "/orders/{order}/events", |r| r.get(events::stream)));
+    let operators = web::scope("/admin/v1")
+        .service(resource("admin_sales", "/sales", |r| r.post(admin::create)))
+        .service(resource("admin_sale", "/sales/{sale}", |r| r.patch(admin::change)))
+        .service(resource("admin_stock", "/sales/{sale}/stock", |r| r.post(admin::add_stock)))
+        .service(resource("admin_audit", "/sales/{sale}/audit", |r| r.get(admin::audit)))
+        .service(resource("admin_blacklist", "/blacklist/{user}", |r| r.put(admin::block).delete(admin::unblock)));
+    config
+        .app_data(web::PayloadConfig::new(MAX_BODY))
+        .service(buyers)
+        .service(operators)
+        .service(resource("livez", "/livez", |r| r.get(operations::livez)))
+        .service(resource("readyz", "/readyz", |r| r.get(operations::readyz)))
+        .service(resource("metrics", "/metrics", |r| r.get(operations::metrics)))
+        .service(resource("openapi", "/openapi.json", |r| r.get(operations::openapi)))
+        .service(resource("docs", "/docs", |r| r.get(operations::docs)))
+        .service(resource(UNMATCHED, "/{any:.*}", |r| r.route(web::to(operations::no_such_route))));
+}

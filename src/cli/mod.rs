@@ -1,1 +1,91 @@
+//! The command line: one binary, several roles.
 
+mod doctor;
+
+mod out;
+
+mod sale;
+
+mod token;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use crate::app::{self, Roles};
+use crate::config::Settings;
+use crate::ledger;
+use crate::outbox;
+
+/// A flash-sale order service: exact under load, whatever fails.
+#[derive(Debug, Parser)]
+#[command(name = "seckill", version)]
+pub struct Cli {
+    /// A TOML file with settings; SECKILL__SECTION__KEY in the environment overrides it.
+    #[arg(long, global = true, env = "SECKILL_CONFIG")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answers HTTP.
+    Serve,
+    /// Carries accepted orders from Redis to Kafka.
+    Relay,
+    /// Turns orders from Kafka into rows.
+    Consume,
+    /// The three roles in one process.
+    All,
+    /// A whole flash sale on this machine, with private servers, and the verdict on it.
+    #[cfg(feature = "demo")]
+    Demo(crate::demo::Demo),
+    /// Brings the schema and the topics up to date.
+    Migrate,
+    /// Creates, opens, pauses, ends and audits sales.
+    #[command(subcommand)]
+    Sale(sale::Command),
+    /// Signs a token for development.
+    Token(token::Token),
+    /// Checks every dependency and says what to do.
+    Doctor,
+    /// Prints the OpenAPI description.
+    Openapi,
+}
+
+impl Cli {
+    /// Runs the command to its end. An error is for the person at the terminal.
+    pub async fn run(self) -> anyhow::Result<()> {
+        #[cfg(feature = "demo")]
+        if let Command::Demo(demo) = self.command {
+            return demo.run().await;
+        }
+        if let Command::Openapi = self.command {
+            out::line(crate::api::openapi());
+            return Ok(());
+        }
+        let settings = Settings::load(self.config.as_deref())?;
+        match self.command {
+            Command::Serve => app::run(settings, Roles::SERVE).await,
+            Command::Relay => app::run(settings, Roles::RELAY).await,
+            Command::Consume => app::run(settings, Roles::CONSUME).await,
+            Command::All => app::run(settings, Roles::ALL).await,
+            Command::Migrate => migrate(&settings).await,
+            Command::Sale(command) => command.run(&settings).await,
+            Command::Token(token) => token.run(&settings),
+            Command::Doctor => doctor::run(&settings).await,
+            Command::Openapi => Ok(()),
+            #[cfg(feature = "demo")]
+            Command::Demo(_) => Ok(()),
+        }
+    }
+}
+
+async fn migrate(settings: &Settings) -> anyhow::Result<()> {
+    let ledger = app::ledger(settings).await?;
+    ledger::migrate(ledger.pool()).await?;
+    outbox::topics::ensure(&settings.kafka).await?;
+    out::line("schema and topics are up to date");
+    Ok(())
+}

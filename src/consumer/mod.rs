@@ -1,1 +1,115 @@
+//! **Stage 7.** Carries orders from Kafka to the ledger.
+//!
+//! In comes the topic, in batches. What is decided: whether a message is an order at all; one that can never become
+//! a row goes to the dead letters with its reason. What is guaranteed: an offset is committed only after the ledger
+//! said yes to its message or Kafka to its dead letter, so a consumer may die at any line and the order comes again.
+//! A ledger that is away, or behind the message's generation, makes the consumer wait; it never drops, never rejects.
+//!
+//! Two halves: a thread that polls and must not wait, and a task that writes and may. Any number of consumers may
+//! share the group.
 
+mod backlog;
+mod batch;
+mod group;
+mod metrics;
+mod reader;
+mod writer;
+
+use std::future::Future;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+pub use self::backlog::backlog;
+use self::group::Group;
+pub use self::metrics::Metrics;
+use self::reader::Reader;
+use self::writer::Writer;
+use crate::config::Settings;
+use crate::domain::{OrderId, OrderMessage, SaleId};
+use crate::ledger::{self, Ledger};
+use crate::outbox::Publisher;
+
+/// The wait before a client that broke for good is made anew.
+const RESTART: Duration = Duration::from_secs(1);
+
+/// Why the orders of a batch are not written.
+#[derive(Debug)]
+pub enum Fault {
+    /// Orders of this sale can never become rows. The rest of the batch may go on.
+    UnknownSale(SaleId),
+    /// This order can never become a row. The rest of the batch may go on.
+    Unrecordable(OrderId),
+    /// Not now: the same batch again later.
+    Later(anyhow::Error),
+}
+
+/// Where orders become rows.
+pub trait Record: Send + 'static {
+    /// Writes all orders or fails. Writing an order that is written already changes nothing.
+    fn record(&self, orders: &[OrderMessage]) -> impl Future<Output = Result<(), Fault>> + Send;
+}
+
+impl Record for Ledger {
+    async fn record(&self, orders: &[OrderMessage]) -> Result<(), Fault> {
+        match Self::record(self, orders).await {
+            Ok(_) => Ok(()),
+            Err(ledger::Error::UnknownSale(sale)) => Err(Fault::UnknownSale(sale)),
+            Err(ledger::Error::Unrecordable(order)) => Err(Fault::Unrecordable(order)),
+            Err(error) => Err(Fault::Later(error.into())),
+        }
+    }
+}
+
+/// A member of the consumer group.
+pub struct Consumer<R> {
+    settings: Settings,
+    recorder: R,
+    publisher: Publisher,
+    metrics: Metrics,
+}
+
+impl<R: Record> Consumer<R> {
+    /// # Errors
+    /// When the Kafka settings are refused or the metrics are registered already.
+    pub fn new(settings: &Settings, recorder: R, registry: &prometheus::Registry) -> anyhow::Result<Self> {
+        Ok(Self {
+            settings: settings.clone(),
+            recorder,
+            publisher: Publisher::new(&settings.kafka).context("the Kafka producer for dead letters cannot be made")?,
+            metrics: Metrics::register(registry)?,
+        })
+    }
+
+    /// Consumes until `stop`; then finishes the batch in hand, commits it and leaves the group. A batch that the
+    /// ledger cannot take at that time is left to the next consumer.
+    ///
+    /// # Errors
+    /// When librdkafka refuses the settings or the reading thread breaks down.
+    pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let mut writer = Writer::new(&self.settings, self.recorder, self.publisher, self.metrics.clone());
+        info!(group = self.settings.kafka.group, "the consumer runs");
+        loop {
+            let (batches, taken) = tokio::sync::mpsc::channel(1);
+            let (done, finished) = std::sync::mpsc::channel();
+            let group = Group::new(&self.settings.kafka.topic, self.metrics.clone(), finished);
+            let reader = Reader::subscribe(&self.settings, group, batches, self.metrics.clone())
+                .context("the Kafka consumer cannot be made")?;
+            let until = stop.clone();
+            let thread = thread::Builder::new().name("consumer".to_owned()).spawn(move || reader.run(&until))?;
+            // Ends when the thread has left its loop and nothing is in hand.
+            writer.run(taken, done, &stop).await;
+            let ended = tokio::task::spawn_blocking(move || thread.join()).await?;
+            match ended.map_err(|_| anyhow!("the thread that reads Kafka broke down"))? {
+                Ok(()) => break,
+                Err(error) => error!(%error, "the Kafka consumer is beyond repair; a new one takes over"),
+            }
+            let _ = tokio::time::timeout(RESTART, stop.cancelled()).await;
+        }
+        info!("the consumer has stopped");
+        Ok(())
+    }
+}

@@ -1,1 +1,145 @@
+//! `seckill demo`: a whole flash sale on one machine with nothing running beforehand, and the verdict on it.
+//!
+//! Private servers come up in a temporary folder, the roles of the service run on them as processes of their own,
+//! buyers with addresses of their own come over real HTTP, and when things have settled every promise is checked.
+//! Succeeds only if no promise is broken.
 
+mod stage;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+
+pub use stage::{Program, Stage};
+
+use crate::drive::buyers::Temper;
+use crate::drive::client::{Client, Limits};
+use crate::drive::demand::Demand;
+use crate::drive::report::{Report, Setting, Verdict};
+use crate::drive::scene::Scene;
+use crate::drive::show::Shown;
+use crate::drive::stores::Stores;
+use crate::drive::tokens::Tokens;
+use crate::drive::verdict::Patience;
+
+/// A flash sale on this machine.
+#[derive(Clone, Debug, Args)]
+pub struct Demo {
+    /// Units on sale.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    stock: u32,
+    /// Buyers who come for them.
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    buyers: u32,
+    /// HTTP nodes.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    nodes: u8,
+    /// Also writes the report as JSON to this file.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Keeps everything running afterwards, until Ctrl-C.
+    #[arg(long)]
+    stay: bool,
+}
+
+impl Demo {
+    /// # Errors
+    /// When something does not come up, or the verdict is not "pass".
+    pub async fn run(self) -> anyhow::Result<()> {
+        // Ctrl-C must still stop the servers and remove their folder, which is what dropping the stage does.
+        let (stage, tokens, report) = tokio::select! {
+            played = self.play() => played?,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        };
+        if self.stay {
+            stay(&stage, &tokens).await?;
+        }
+        ensure!(report.verdict == Verdict::Pass, "the demo did not keep its promises");
+        Ok(())
+    }
+
+    async fn play(&self) -> anyhow::Result<(Stage, Tokens, Report)> {
+        say("seckill demo: a whole flash sale on this machine\n")?;
+        let began = Instant::now();
+        let stage = Stage::set(&Program::this()?, self.nodes.into()).await?;
+        say(format_args!(
+            "  servers   Redis, PostgreSQL, {}; up in {:.1} s",
+            stage.sandbox.broker_kind(),
+            began.elapsed().as_secs_f64()
+        ))?;
+        say(format_args!("  service   {} nodes, a relay and a consumer, each a process of its own", self.nodes))?;
+        let demand = Demand { buyers: self.buyers, ..Demand::default() };
+        say(format_args!(
+            "  sale      {} units, {} buyers within {} s",
+            self.stock,
+            self.buyers,
+            demand.window.as_secs()
+        ))?;
+        let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
+        let temper = Temper::default();
+        let limits = Limits { connections: temper.in_flight, ..Limits::default() };
+        let report = rush(&stage, &tokens, demand, self.stock, temper, limits).await?;
+        say(Shown(&report))?;
+        write(self.report.as_deref(), &report)?;
+        Ok((stage, tokens, report))
+    }
+}
+
+/// Lets buyers loose on a stage, and judges.
+pub async fn rush(
+    stage: &Stage,
+    tokens: &Tokens,
+    demand: Demand,
+    stock: u32,
+    temper: Temper,
+    limits: Limits,
+) -> anyhow::Result<Report> {
+    let witness = Stores::connect(&stage.settings).await?;
+    let setting = Setting {
+        broker: stage.sandbox.broker_kind().to_owned(),
+        redis_fsync: "always".to_owned(),
+        nodes: stage.urls.len(),
+        stock,
+    };
+    let client = Client::new(&stage.urls, limits)?;
+    let scene = Scene {
+        client: Arc::new(client),
+        tokens,
+        witness: &witness,
+        demand,
+        setting,
+        temper,
+        patience: Patience::default(),
+    };
+    let played = scene.play().await?;
+    stage.check()?;
+    Ok(played.report)
+}
+
+/// Writes the report as JSON, if a file is given.
+pub fn write(file: Option<&Path>, report: &Report) -> anyhow::Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let mut json = serde_json::to_string_pretty(report)?;
+    json.push('\n');
+    std::fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Prints to standard output.
+pub fn say(text: impl std::fmt::Display) -> anyhow::Result<()> {
+    Ok(writeln!(std::io::stdout().lock(), "{text}")?)
+}
+
+async fn stay(stage: &Stage, tokens: &Tokens) -> anyhow::Result<()> {
+    say("\nStill serving; Ctrl-C ends it")?;
+    for url in &stage.urls {
+        say(format_args!("  {url}/docs"))?;
+    }
+    say(format_args!("  a buyer's token     {}", tokens.sign(&"visitor".parse()?, false)?))?;
+    say(format_args!("  an operator's token {}", tokens.sign(&"operator".parse()?, true)?))?;
+    say(format_args!("  logs in             {}", stage.sandbox.folder().display()))?;
+    tokio::signal::ctrl_c().await.context("waiting for Ctrl-C")
+}

@@ -7,16 +7,16 @@
 
 use std::future::Future;
 
-use super::Error;
-
 /// Runs `work`, which begins and ends a transaction, to its end, whatever becomes of the caller.
-pub async fn to_the_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Error>> + Send + 'static,
-) -> Result<T, Error> {
+pub async fn to_the_end<T, E>(work: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, E>
+where
+    T: Send + 'static,
+    E: From<sqlx::Error> + Send + 'static,
+{
     match tokio::spawn(work).await {
         Ok(result) => result,
         Err(end) if end.is_panic() => std::panic::resume_unwind(end.into_panic()),
         // The runtime is going down. The server rolls back what was not committed.
-        Err(_) => Err(Error::Unavailable(sqlx::Error::PoolClosed)),
+        Err(_) => Err(sqlx::Error::PoolClosed.into()),
     }
 }

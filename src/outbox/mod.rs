@@ -1,1 +1,131 @@
+//! **Stage 6.** Carries accepted orders from Redis to Kafka.
+//!
+//! In comes the outbox stream of every sale, written by the same script that took the units. Out goes one Kafka
+//! message per order, keyed by its buyer. What is decided: nothing. What is guaranteed: an entry leaves the stream
+//! only after Kafka has confirmed its message, so each order arrives at least once, whatever dies and whenever; an
+//! outage of Kafka costs delay and nothing else. Any number of relays may share the streams.
 
+mod backoff;
+mod entry;
+pub mod message;
+mod metrics;
+mod publisher;
+mod stream;
+pub mod topics;
+mod worker;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+use uuid::Uuid;
+
+pub(crate) use self::backoff::Backoff;
+pub use self::metrics::Metrics;
+pub use self::publisher::{Letter, Parcel, Publisher};
+pub use self::stream::{Acknowledged, GROUP, Receipt};
+pub use self::worker::Worker;
+use crate::config::Settings;
+use crate::domain::SaleId;
+
+/// How often the list of sales is looked at. The first order of a sale waits this long at most for its relay.
+const LOOK_AROUND: Duration = Duration::from_millis(200);
+
+/// The outbox stream of a sale.
+pub fn key(sale: SaleId) -> String {
+    format!("seckill:v1:{{{sale}}}:outbox")
+}
+
+/// The sales whose outboxes are to be relayed: every sale that was ever opened, as long as its keys may live.
+pub type Sales = Arc<dyn Fn() -> Vec<SaleId> + Send + Sync>;
+
+/// The relay of all sales: one [`Worker`] each, over one Kafka producer.
+pub struct Relay {
+    settings: Settings,
+    sales: Sales,
+    publisher: Publisher,
+    metrics: Metrics,
+    /// New for every process: entries that another life of this relay read are taken over, not mixed up.
+    consumer: String,
+}
+
+struct Running {
+    stop: CancellationToken,
+    ended: tokio::task::AbortHandle,
+}
+
+impl Relay {
+    /// # Errors
+    /// When the Kafka settings are refused or the metrics are registered already.
+    pub fn new(settings: &Settings, sales: Sales, registry: &prometheus::Registry) -> anyhow::Result<Self> {
+        Ok(Self {
+            settings: settings.clone(),
+            sales,
+            publisher: Publisher::new(&settings.kafka).context("the Kafka producer cannot be made")?,
+            metrics: Metrics::register(registry)?,
+            consumer: format!("relay-{}", Uuid::new_v4()),
+        })
+    }
+
+    /// Relays until `stop`, then ends as [`Worker::run`] does. Answers how many entries were read and left.
+    pub async fn run(self, stop: CancellationToken) -> usize {
+        let mut workers = JoinSet::new();
+        let mut running: HashMap<SaleId, Running> = HashMap::new();
+        let mut left = 0;
+        info!(consumer = self.consumer, "the relay runs");
+        while !stop.is_cancelled() {
+            self.match_workers(&mut workers, &mut running, &stop);
+            let _ = tokio::time::timeout(LOOK_AROUND, stop.cancelled()).await;
+            while let Some(ended) = workers.try_join_next() {
+                left += count(ended);
+            }
+        }
+        while let Some(ended) = workers.join_next().await {
+            left += count(ended);
+        }
+        info!(left, "the relay has stopped");
+        left
+    }
+
+    /// Starts a worker for every sale that has none (any more), and stops those of sales that are over.
+    fn match_workers(
+        &self,
+        workers: &mut JoinSet<usize>,
+        running: &mut HashMap<SaleId, Running>,
+        stop: &CancellationToken,
+    ) {
+        let sales = (self.sales)();
+        running.retain(|sale, worker| {
+            if !sales.contains(sale) {
+                worker.stop.cancel();
+            }
+            !worker.ended.is_finished()
+        });
+        for sale in sales {
+            if running.contains_key(&sale) {
+                continue;
+            }
+            let made = Worker::new(&self.settings, sale, &self.consumer, self.publisher.clone(), self.metrics.clone());
+            match made {
+                Ok(worker) => {
+                    let stop = stop.child_token();
+                    let own = stop.clone();
+                    let ended = workers.spawn(async move { worker.run(&own).await });
+                    running.insert(sale, Running { stop, ended });
+                }
+                Err(error) => error!(%sale, %error, "no relay for this sale: the URL of Redis is not one"),
+            }
+        }
+    }
+}
+
+fn count(ended: Result<usize, tokio::task::JoinError>) -> usize {
+    ended.unwrap_or_else(|error| {
+        error!(%error, "the relay of a sale broke down; another one starts, and finds its entries in the stream");
+        0
+    })
+}

@@ -1,1 +1,3 @@
+//! Step 9: from the ledger to Redis.
 
+pub mod opening;

@@ -1,0 +1,186 @@
+//! The operator's side.
+
+use actix_web::http::header::LOCATION;
+use actix_web::{HttpRequest, HttpResponse, web};
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::serde::rfc3339;
+
+use super::Api;
+use super::caller::{self, Body};
+use super::problem::{Code, Problem};
+use super::sales::SaleView;
+use crate::catalogue::{NewSale, SaleChange};
+use crate::domain::{SaleId, SaleState, UserId};
+use crate::operator;
+use crate::promises::Finding;
+
+/// A sale to be created, as a draft.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSale {
+    pub name: String,
+    /// Price of one unit, in cents.
+    pub price_cents: i64,
+    /// Units.
+    pub stock: u32,
+    /// Most units that one order may hold.
+    #[serde(default = "one")]
+    pub max_quantity: u32,
+    #[serde(with = "rfc3339")]
+    pub starts_at: OffsetDateTime,
+    #[serde(with = "rfc3339")]
+    pub ends_at: OffsetDateTime,
+    /// Whether a purchase must carry a token earned by a challenge.
+    #[serde(default)]
+    pub challenge: bool,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+/// What is to change. Absent members stay as they are.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeSale {
+    pub state: Option<SaleState>,
+    #[serde(default, with = "rfc3339::option")]
+    pub starts_at: Option<OffsetDateTime>,
+    #[serde(default, with = "rfc3339::option")]
+    pub ends_at: Option<OffsetDateTime>,
+}
+
+/// Units to add to a sale.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddStock {
+    /// Units, at least 1.
+    pub add: u32,
+}
+
+/// Why a user is blocked.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Block {
+    /// 1 to 200 characters.
+    pub reason: String,
+}
+
+/// Every promise, with its figures.
+#[derive(Debug, Serialize)]
+pub struct Audit {
+    pub sale_id: SaleId,
+    pub promises: Vec<Finding>,
+}
+
+pub async fn create(api: web::Data<Api>, request: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
+    let body = caller::read(body)?;
+    caller::operator(&api, &request)?;
+    let asked: CreateSale = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    let new = NewSale {
+        name: asked.name,
+        price_cents: asked.price_cents,
+        total: asked.stock,
+        max_quantity: asked.max_quantity,
+        starts_at: asked.starts_at,
+        ends_at: asked.ends_at,
+        challenge: asked.challenge,
+    };
+    let sale = api.operator.create(new).await.map_err(problem)?;
+    let location = (LOCATION, format!("/api/v1/sales/{}", sale.id));
+    Ok(HttpResponse::Created().insert_header(location).json(SaleView::new(&api, &sale)))
+}
+
+pub async fn change(
+    api: web::Data<Api>,
+    path: web::Path<String>,
+    request: HttpRequest,
+    body: Body,
+) -> Result<HttpResponse, Problem> {
+    let body = caller::read(body)?;
+    caller::operator(&api, &request)?;
+    let id = sale_id(&path)?;
+    let asked: ChangeSale = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    let change = SaleChange { state: asked.state, starts_at: asked.starts_at, ends_at: asked.ends_at };
+    let sale = api.operator.change(id, change).await.map_err(problem)?;
+    Ok(HttpResponse::Ok().json(SaleView::new(&api, &sale)))
+}
+
+pub async fn add_stock(
+    api: web::Data<Api>,
+    path: web::Path<String>,
+    request: HttpRequest,
+    body: Body,
+) -> Result<HttpResponse, Problem> {
+    let body = caller::read(body)?;
+    caller::operator(&api, &request)?;
+    let id = sale_id(&path)?;
+    let asked: AddStock = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    if asked.add == 0 {
+        return Err(Problem::invalid("add must be at least 1"));
+    }
+    let operation = caller::single_header(request.headers(), "idempotency-key")?
+        .ok_or_else(|| Problem::invalid("an Idempotency-Key is needed: a repeat must not add twice"))?;
+    if !(1..=64).contains(&operation.len()) {
+        return Err(Problem::invalid("an Idempotency-Key is 1 to 64 visible ASCII characters"));
+    }
+    let sale = api.operator.add_stock(id, asked.add, operation).await.map_err(problem)?;
+    Ok(HttpResponse::Ok().json(SaleView::new(&api, &sale)))
+}
+
+pub async fn audit(
+    api: web::Data<Api>,
+    path: web::Path<String>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Problem> {
+    caller::operator(&api, &request)?;
+    let id = sale_id(&path)?;
+    let promises = api.operator.audit(id).await.map_err(problem)?;
+    Ok(HttpResponse::Ok().json(Audit { sale_id: id, promises }))
+}
+
+pub async fn block(
+    api: web::Data<Api>,
+    path: web::Path<String>,
+    request: HttpRequest,
+    body: Body,
+) -> Result<HttpResponse, Problem> {
+    let body = caller::read(body)?;
+    caller::operator(&api, &request)?;
+    let user = user_id(&path)?;
+    let asked: Block = caller::json(&request, Ok(body))?.unwrap_or_else(|| Block { reason: "not given".to_owned() });
+    api.operator.block(&user, &asked.reason).await.map_err(problem)?;
+    Ok(HttpResponse::NoContent().finish())
+}
+
+pub async fn unblock(
+    api: web::Data<Api>,
+    path: web::Path<String>,
+    request: HttpRequest,
+) -> Result<HttpResponse, Problem> {
+    caller::operator(&api, &request)?;
+    api.operator.unblock(&user_id(&path)?).await.map_err(problem)?;
+    Ok(HttpResponse::NoContent().finish())
+}
+
+fn sale_id(text: &str) -> Result<SaleId, Problem> {
+    text.parse().map_err(|_| Problem::new(Code::SaleNotFound))
+}
+
+fn user_id(text: &str) -> Result<UserId, Problem> {
+    text.parse().map_err(Problem::invalid)
+}
+
+fn problem(error: operator::Error) -> Problem {
+    match error {
+        operator::Error::NoSuchSale => Problem::new(Code::SaleNotFound),
+        operator::Error::IllegalMove(_) => Problem::new(Code::IllegalTransition).detail(error),
+        operator::Error::Invalid(reason) => Problem::invalid(reason),
+        operator::Error::OperationReused => Problem::new(Code::IdempotencyKeyReused),
+        operator::Error::NotOnSale(_) | operator::Error::Unavailable(_) => {
+            tracing::warn!(%error, "an operator's command failed");
+            Problem::unavailable().detail(error)
+        }
+    }
+}

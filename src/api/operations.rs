@@ -1,0 +1,42 @@
+//! Health, metrics and the description of the API.
+
+use actix_web::{HttpRequest, HttpResponse, web};
+
+use super::problem::{Code, Problem};
+use super::{Api, orders};
+use crate::telemetry;
+
+/// The process runs.
+pub async fn livez() -> HttpResponse {
+    HttpResponse::Ok().body("ok\n")
+}
+
+/// The node takes requests. Off from the first moment of a stop. A Redis or database outage does not turn it off:
+/// it hits every node alike, and the answers say so one by one.
+pub async fn readyz(api: web::Data<Api>) -> HttpResponse {
+    if api.stop.is_ready() { HttpResponse::Ok().body("ready\n") } else { Problem::unavailable().response() }
+}
+
+pub async fn metrics(api: web::Data<Api>) -> Result<HttpResponse, Problem> {
+    let text = telemetry::render(&api.registry).map_err(|error| orders::fault("writing the metrics", &error))?;
+    Ok(HttpResponse::Ok().content_type(telemetry::CONTENT_TYPE).body(text))
+}
+
+pub async fn openapi() -> HttpResponse {
+    HttpResponse::Ok().content_type("application/json").body(super::openapi())
+}
+
+/// A page that shows the description; made of nothing but itself.
+pub async fn docs() -> HttpResponse {
+    HttpResponse::Ok().content_type("text/html; charset=utf-8").body(include_str!("docs.html"))
+}
+
+/// Everything else.
+pub async fn no_such_route() -> HttpResponse {
+    Problem::new(Code::NotFound).response()
+}
+
+/// A method that a route does not take.
+pub async fn no_such_method(request: HttpRequest) -> HttpResponse {
+    Problem::new(Code::MethodNotAllowed).detail(format!("{} does not work here", request.method())).response()
+}

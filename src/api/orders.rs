@@ -1,0 +1,137 @@
+//! What became of an order: Redis first, then the ledger.
+//!
+//! The other order of reading would miss an order that is created, closed and released between the two reads.
+
+use actix_web::{HttpRequest, HttpResponse, web};
+use serde::Serialize;
+use time::OffsetDateTime;
+use time::serde::rfc3339;
+
+use super::Api;
+use super::caller;
+use super::problem::{Code, Problem};
+use crate::domain::{Order, OrderId, OrderStatus, Reason, Sale, SaleId, UserId};
+use crate::stock::Claim;
+
+/// An order as its buyer sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OrderView {
+    pub order_id: OrderId,
+    pub sale_id: SaleId,
+    /// Units.
+    pub quantity: u32,
+    pub status: OrderStatus,
+    /// Why it was rejected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
+    /// Price of all units, in cents; from the ledger, so absent while queued.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub amount_cents: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none", with = "rfc3339::option")]
+    pub created_at: Option<OffsetDateTime>,
+    /// When an unpaid order lapses.
+    #[serde(skip_serializing_if = "Option::is_none", with = "rfc3339::option")]
+    pub pay_before: Option<OffsetDateTime>,
+}
+
+impl From<Order> for OrderView {
+    fn from(order: Order) -> Self {
+        Self {
+            order_id: order.id,
+            sale_id: order.sale,
+            quantity: order.quantity,
+            status: order.status,
+            reason: order.reason,
+            amount_cents: Some(order.amount_cents),
+            created_at: Some(order.created_at),
+            pay_before: (order.status == OrderStatus::Created).then_some(order.pay_before),
+        }
+    }
+}
+
+pub async fn one(api: web::Data<Api>, path: web::Path<String>, request: HttpRequest) -> Result<HttpResponse, Problem> {
+    let user = caller::identity(&api, &request)?.user;
+    let id = path.parse::<OrderId>().map_err(|_| Problem::new(Code::OrderNotFound))?;
+    Ok(HttpResponse::Ok().json(find(&api, &user, id).await?))
+}
+
+pub async fn own(api: web::Data<Api>, path: web::Path<String>, request: HttpRequest) -> Result<HttpResponse, Problem> {
+    let user = caller::identity(&api, &request)?.user;
+    let sale = caller::sale(&api, &path)?;
+    let claim = claim(&api, Some(&sale), &user).await;
+    if let Claim::Held { order, quantity } = claim {
+        return Ok(HttpResponse::Ok().json(held(&api, &user, order, quantity).await?));
+    }
+    let latest = api.ledger.latest_order(sale.id, &user).await.map_err(|error| fault("reading an order", &error))?;
+    let order = latest.ok_or_else(|| absent(&claim))?;
+    Ok(HttpResponse::Ok().json(OrderView::from(order)))
+}
+
+/// The order with this id, if it is this user's.
+pub async fn find(api: &Api, user: &UserId, id: OrderId) -> Result<OrderView, Problem> {
+    let sale = id.sale().and_then(|sale| api.catalogue.get(sale));
+    let claim = claim(api, sale.as_deref(), user).await;
+    if let Claim::Held { order, quantity } = claim
+        && order == id
+    {
+        return held(api, user, order, quantity).await;
+    }
+    let row = api.ledger.order(id).await.map_err(|error| fault("reading an order", &error))?;
+    match row {
+        Some(order) if order.user == *user => Ok(order.into()),
+        Some(_) => Err(Problem::new(Code::OrderNotFound)),
+        None => Err(absent(&claim)),
+    }
+}
+
+/// An order with a claim: the ledger knows how it stands, or it is still on its way there.
+async fn held(api: &Api, user: &UserId, id: OrderId, quantity: u32) -> Result<OrderView, Problem> {
+    match api.ledger.order(id).await {
+        Ok(Some(order)) if order.user == *user => Ok(order.into()),
+        Ok(Some(_)) => Err(Problem::new(Code::OrderNotFound)),
+        Ok(None) => queued(id, quantity),
+        Err(error) => {
+            tracing::debug!(%error, "the ledger did not answer; the claim does");
+            queued(id, quantity)
+        }
+    }
+}
+
+fn queued(id: OrderId, quantity: u32) -> Result<OrderView, Problem> {
+    let sale_id = id.sale().ok_or_else(|| Problem::new(Code::OrderNotFound))?;
+    Ok(OrderView {
+        order_id: id,
+        sale_id,
+        quantity,
+        status: OrderStatus::Queued,
+        reason: None,
+        amount_cents: None,
+        created_at: None,
+        pay_before: None,
+    })
+}
+
+/// Without a sale in the catalogue there is nothing in Redis to wait for: the ledger alone decides.
+async fn claim(api: &Api, sale: Option<&Sale>, user: &UserId) -> Claim {
+    let Some(sale) = sale else {
+        return Claim::None;
+    };
+    api.stock.claim(sale.id, user, sale.generation).await.unwrap_or_else(|error| {
+        tracing::debug!(sale = %sale.id, %error, "no answer about a claim");
+        Claim::Cold
+    })
+}
+
+/// No row and no claim: not found only where Redis can prove that it would know.
+fn absent(claim: &Claim) -> Problem {
+    match claim {
+        Claim::Cold => Problem::unavailable().detail("an order may be on its way: ask again"),
+        Claim::None | Claim::Held { .. } => Problem::new(Code::OrderNotFound),
+    }
+}
+
+/// A fault of a server behind this one: logged here, told as 503.
+pub fn fault(doing: &str, error: &dyn std::fmt::Display) -> Problem {
+    tracing::warn!(doing, %error, "a server behind this one failed");
+    Problem::unavailable()
+}

@@ -1,0 +1,178 @@
+//! The purchase, from the request to the answer.
+
+use actix_web::http::header::LOCATION;
+use actix_web::{HttpRequest, HttpResponse, web};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use time::format_description::well_known::Rfc3339;
+
+use super::Api;
+use super::caller::{self, Body};
+use super::problem::{self, Code, Problem};
+use crate::admission::{Caller, Proof, Refused};
+use crate::domain::{Accepted, OrderId, OrderStatus, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, UserId};
+
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+const PURCHASE_TOKEN: &str = "x-purchase-token";
+
+/// What a buyer asks for. No body asks for one unit.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PurchaseRequest {
+    /// Units, at least 1.
+    #[serde(default = "one")]
+    pub quantity: u32,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+/// An order that was accepted and is on its way to the ledger.
+#[derive(Debug, Serialize)]
+pub struct QueuedOrder {
+    pub order_id: OrderId,
+    pub sale_id: SaleId,
+    /// Units.
+    pub quantity: u32,
+    /// Always `queued`.
+    pub status: OrderStatus,
+}
+
+pub async fn purchase(
+    api: web::Data<Api>,
+    path: web::Path<String>,
+    request: HttpRequest,
+    body: Body,
+) -> Result<HttpResponse, Problem> {
+    let body = caller::read(body)?;
+    let user = caller::identity(&api, &request)?.user;
+    let sale = caller::sale(&api, &path)?;
+    let quantity = quantity(&request, body)?;
+    let key = caller::single_header(request.headers(), IDEMPOTENCY_KEY)?;
+
+    admit(&api, &request, &sale, &user)?;
+
+    // A request that may be a replay of an accepted one is answered by the stock, not by the flag.
+    let may_be_a_replay = key.is_some() || api.doubtful.contains(sale.id, &user);
+    let flag = api.flags.of(sale.id);
+    if flag.is_raised() && !may_be_a_replay {
+        return Ok(problem::sold_out());
+    }
+
+    let purchase = Purchase {
+        order: order_id(&api, &sale, &user, key),
+        quantity,
+        generation: sale.generation,
+        request: key.map(|key| request_key(key, quantity)).transpose()?,
+        user: user.clone(),
+    };
+    let answer = api.stock.purchase(sale.id, purchase).await;
+    if let Some(news) = answer.news {
+        flag.observe(news);
+    }
+    respond(&api, &sale, &user, answer.outcome)
+}
+
+fn quantity(request: &HttpRequest, body: web::Bytes) -> Result<u32, Problem> {
+    let asked = caller::json::<PurchaseRequest>(request, Ok(body))?;
+    match asked.map_or(1, |asked| asked.quantity) {
+        0 => Err(Problem::invalid("quantity must be at least 1")),
+        quantity => Ok(quantity),
+    }
+}
+
+fn admit(api: &Api, request: &HttpRequest, sale: &Sale, user: &UserId) -> Result<(), Problem> {
+    let headers = request.headers();
+    let forwarded = headers.get_all("x-forwarded-for").map(|value| value.to_str().unwrap_or(""));
+    let caller = Caller {
+        user,
+        address: api.admission.client_address(caller::peer(request), forwarded),
+        blocked: api.catalogue.is_blocked(user),
+        proof: sale.challenge.then(|| Proof {
+            sale: sale.id,
+            token: headers.get(PURCHASE_TOKEN).and_then(|value| value.to_str().ok()),
+            now: caller::seconds(api),
+        }),
+    };
+    api.admission.admit(&caller).map_err(|refused| match refused {
+        Refused::RateLimited { retry_after } => {
+            let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
+            Problem::new(Code::RateLimited).retry_after(seconds.max(1))
+        }
+        Refused::Blocked => Problem::new(Code::Blocked),
+        Refused::ChallengeRequired(reason) => {
+            let reason = reason.map_or_else(|| "there is no purchase token".to_owned(), |bad| bad.to_string());
+            Problem::new(Code::ChallengeRequired)
+                .detail(format!("{reason}: solve the challenge at /api/v1/sales/{}/challenge", sale.id))
+        }
+    })
+}
+
+fn order_id(api: &Api, sale: &Sale, user: &UserId, key: Option<&str>) -> OrderId {
+    match key {
+        Some(key) => OrderId::derived(sale.id, user, key, sale.generation),
+        None => {
+            let seconds = u32::try_from(caller::seconds(api)).unwrap_or(u32::MAX);
+            OrderId::mint(sale.id, seconds, (api.chance)())
+        }
+    }
+}
+
+fn request_key(key: &str, quantity: u32) -> Result<RequestKey, Problem> {
+    if !(1..=64).contains(&key.len()) || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(Problem::invalid("an Idempotency-Key is 1 to 64 visible ASCII characters"));
+    }
+    let digest = Sha256::digest(format!("quantity={quantity}"));
+    let fingerprint = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    Ok(RequestKey { key: key.to_owned(), fingerprint })
+}
+
+fn respond(api: &Api, sale: &Sale, user: &UserId, outcome: Outcome) -> Result<HttpResponse, Problem> {
+    match outcome {
+        Outcome::Accepted(accepted) => Ok(accepted_response(sale.id, accepted)),
+        Outcome::Refused(Refusal::SoldOut) => Ok(problem::sold_out()),
+        Outcome::Refused(refusal) => Err(refusal_problem(refusal)),
+        Outcome::Cold => {
+            // Perhaps the sale lives at a newer generation than this node has heard of.
+            api.catalogue.nudge();
+            Err(Problem::unavailable())
+        }
+        Outcome::Unknown(order) => {
+            api.doubtful.add(sale.id, user);
+            Err(Problem::unavailable()
+                .detail("whether this order was accepted is not known yet: ask for it")
+                .with("order_id", order.to_string()))
+        }
+    }
+}
+
+fn accepted_response(sale_id: SaleId, accepted: Accepted) -> HttpResponse {
+    let Accepted { order, quantity, replayed: _ } = accepted;
+    HttpResponse::Accepted().insert_header((LOCATION, format!("/api/v1/orders/{order}"))).json(QueuedOrder {
+        order_id: order,
+        sale_id,
+        quantity,
+        status: OrderStatus::Queued,
+    })
+}
+
+fn refusal_problem(refusal: Refusal) -> Problem {
+    match refusal {
+        Refusal::SoldOut => Problem::new(Code::SoldOut),
+        Refusal::NotEnoughLeft { remaining } => Problem::new(Code::NotEnoughLeft).with("remaining", remaining),
+        Refusal::AlreadyPurchased { order } => Problem::new(Code::AlreadyPurchased)
+            .with("order_id", order.to_string())
+            .location(&format!("/api/v1/orders/{order}")),
+        Refusal::NotStarted { starts_at } => {
+            Problem::new(Code::SaleNotStarted).with("starts_at", starts_at.format(&Rfc3339).unwrap_or_default())
+        }
+        Refusal::Ended => Problem::new(Code::SaleEnded),
+        Refusal::Paused => Problem::new(Code::SalePaused),
+        Refusal::TooMany { max_quantity } => {
+            Problem::invalid(format!("an order of this sale holds at most {max_quantity} units"))
+                .with("max_quantity", max_quantity)
+        }
+        Refusal::KeyReused => Problem::new(Code::IdempotencyKeyReused),
+    }
+}

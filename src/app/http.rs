@@ -1,0 +1,87 @@
+//! The HTTP server of a node.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::{App, HttpServer, web};
+use anyhow::Context;
+use prometheus::Registry;
+use time::OffsetDateTime;
+
+use super::Service;
+use crate::admission::Admission;
+use crate::admission::identity::Verifier;
+use crate::api::{self, Api, Measured};
+use crate::config::Settings;
+use crate::shutdown::{Part, Stop};
+use crate::sold_out::{Doubtful, Flags, Watch};
+
+/// Connections that may wait to be accepted: a flash sale begins with everybody connecting at once.
+const BACKLOG: u32 = 8192;
+const MAX_CONNECTIONS_PER_WORKER: usize = 50_000;
+const KEEP_ALIVE: Duration = Duration::from_secs(75);
+/// How long a request's head may take to arrive.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Binds, starts the workers and what keeps their local state fresh. Answers with the address.
+pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &Stop) -> anyhow::Result<SocketAddr> {
+    let verifier = Verifier::new(&settings.auth.jwt_secret).context("auth.jwt_secret")?;
+    let admission = Admission::new(&settings.admission, &settings.http, &settings.auth.jwt_secret, &registry)?;
+    let measured = Measured::register(&registry)?;
+    let flags = Flags::default();
+    let Service { stock, catalogue, ledger, operator, .. } = service;
+    let watch = Watch::new(&settings.redis, flags.clone(), stock.clone(), catalogue.clone())?;
+
+    let (token, sweeping) = (stop.token(Part::Jobs), Arc::clone(&admission));
+    stop.spawn(Part::Jobs, async move { sweeping.run(token).await });
+    let token = stop.token(Part::Jobs);
+    stop.spawn(Part::Jobs, async move { watch.run(token).await });
+
+    // Outside the factory: every worker must share the limits, the flags and the connections.
+    let api = web::Data::new(Api {
+        verifier,
+        admission,
+        catalogue: catalogue.clone(),
+        flags,
+        doubtful: Doubtful::default(),
+        stock: stock.clone(),
+        ledger: ledger.clone(),
+        operator: operator.clone(),
+        registry,
+        stop: stop.clone(),
+        clock: OffsetDateTime::now_utc,
+        chance: rand::random,
+    });
+    let application = move || {
+        let measured = measured.clone();
+        App::new().app_data(api.clone()).configure(|config| api::routes(config, &measured))
+    };
+    let mut server = HttpServer::new(application)
+        .backlog(BACKLOG)
+        .max_connections(MAX_CONNECTIONS_PER_WORKER)
+        .keep_alive(KEEP_ALIVE)
+        .client_request_timeout(HEAD_TIMEOUT)
+        .shutdown_timeout(settings.http.shutdown_timeout_s)
+        .disable_signals();
+    if settings.http.workers > 0 {
+        server = server.workers(settings.http.workers);
+    }
+    let server = server.bind(settings.http.bind).with_context(|| format!("cannot listen on {}", settings.http.bind))?;
+    let address = server.addrs().first().copied().context("no address was bound")?;
+    let server = server.run();
+
+    let (token, handle) = (stop.token(Part::Http), server.handle());
+    stop.spawn(Part::Http, async move {
+        let stopping = async {
+            token.cancelled().await;
+            handle.stop(true).await;
+        };
+        let (served, ()) = futures_util::join!(server, stopping);
+        if let Err(error) = served {
+            tracing::error!(%error, "the HTTP server broke down");
+        }
+    });
+    tracing::info!(%address, "listening");
+    Ok(address)
+}

@@ -1,0 +1,150 @@
+//! Puts the parts together: which roles a process plays, and in which order it starts and stops.
+
+mod health;
+
+mod http;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use prometheus::Registry;
+use tokio_util::sync::CancellationToken;
+
+use crate::catalogue::Catalogue;
+use crate::config::Settings;
+use crate::consumer::Consumer;
+use crate::domain::{SaleId, SaleState};
+use crate::ledger::Ledger;
+use crate::operator::Operator;
+use crate::outbox::Relay;
+use crate::shutdown::{self, Part, Stop, Stopped};
+use crate::stock::Stock;
+use crate::telemetry;
+
+pub use health::RedisHealth;
+
+/// How often a node looks for changes of the catalogue.
+const CATALOGUE_EVERY: Duration = Duration::from_secs(1);
+
+/// What a process does. Any number of processes may play each role.
+#[derive(Clone, Copy, Debug)]
+pub struct Roles {
+    name: &'static str,
+    serve: bool,
+    relay: bool,
+    consume: bool,
+}
+
+impl Roles {
+    pub const SERVE: Self = Self { name: "serve", serve: true, relay: false, consume: false };
+    pub const RELAY: Self = Self { name: "relay", serve: false, relay: true, consume: false };
+    pub const CONSUME: Self = Self { name: "consume", serve: false, relay: false, consume: true };
+    pub const ALL: Self = Self { name: "all", serve: true, relay: true, consume: true };
+}
+
+/// Plays the roles until a signal, then stops in order.
+pub async fn run(settings: Settings, roles: Roles) -> anyhow::Result<()> {
+    telemetry::init(&settings.telemetry)?;
+    telemetry::announce(roles.name, &settings);
+    // From here on a signal asks for an orderly stop, also during the start.
+    let signals = shutdown::signals()?;
+    let stop = Stop::new();
+    let service = Service::start(&settings, roles, &stop).await?;
+    stop.set_ready();
+    let drain = Duration::from_millis(settings.http.drain_ms);
+    let patience = Duration::from_secs(settings.http.shutdown_timeout_s)
+        + Duration::from_millis(settings.kafka.delivery_timeout_ms);
+    let stopped = stop.run(signals, drain, patience).await;
+    service.ledger.pool().close().await;
+    tracing::info!(?stopped, "stopped");
+    anyhow::ensure!(stopped != Stopped::Late, "a part did not stop in time");
+    Ok(())
+}
+
+/// The running parts of one process. They belong to the [`Stop`] that they were started with.
+pub struct Service {
+    /// Where the node listens, if it serves.
+    pub http: Option<SocketAddr>,
+    pub ledger: Ledger,
+    pub stock: Stock,
+    pub catalogue: Catalogue,
+    pub operator: Operator,
+}
+
+impl Service {
+    /// Connects to everything and starts the parts of `roles`.
+    ///
+    /// # Errors
+    /// When a server does not answer now, or Redis is set up so that it would forget units.
+    pub async fn start(settings: &Settings, roles: Roles, stop: &Stop) -> anyhow::Result<Self> {
+        let registry = telemetry::registry()?;
+        let ledger = ledger(settings).await?;
+        ledger.metrics().register(&registry)?;
+        let catalogue = catalogue(settings, &ledger).await?;
+        let stock = Stock::connect(&settings.redis)?;
+        let health = RedisHealth::read(&stock).await.context("redis does not answer")?;
+        health.refuse_if_forgetful()?;
+
+        let polling = catalogue.clone();
+        let token = stop.token(Part::Jobs);
+        stop.spawn(Part::Jobs, async move { polling.run(CATALOGUE_EVERY, token).await });
+
+        let operator = Operator::new(catalogue.clone(), ledger.clone(), stock.clone(), settings.kafka.clone());
+        let mut service = Self { http: None, ledger, stock, catalogue, operator };
+        if roles.relay {
+            service.start_relay(settings, &registry, stop)?;
+        }
+        if roles.consume {
+            service.start_consumer(settings, &registry, stop)?;
+        }
+        if roles.serve {
+            service.http = Some(http::start(settings, &service, registry, stop)?);
+        }
+        Ok(service)
+    }
+
+    fn start_relay(&self, settings: &Settings, registry: &Registry, stop: &Stop) -> anyhow::Result<()> {
+        let catalogue = self.catalogue.clone();
+        let opened = move || -> Vec<SaleId> {
+            catalogue.all().iter().filter(|sale| sale.state != SaleState::Draft).map(|sale| sale.id).collect()
+        };
+        let relay = Relay::new(settings, Arc::new(opened), registry)?;
+        let token = stop.token(Part::Relay);
+        stop.spawn(Part::Relay, async move {
+            relay.run(token).await;
+        });
+        Ok(())
+    }
+
+    fn start_consumer(&self, settings: &Settings, registry: &Registry, stop: &Stop) -> anyhow::Result<()> {
+        let consumer = Consumer::new(settings, self.ledger.clone(), registry)?;
+        let token: CancellationToken = stop.token(Part::Consumer);
+        stop.spawn(Part::Consumer, async move {
+            if let Err(error) = consumer.run(token).await {
+                tracing::error!(error = format!("{error:#}"), "the consumer broke down");
+            }
+        });
+        Ok(())
+    }
+}
+
+/// The ledger of these settings.
+pub async fn ledger(settings: &Settings) -> anyhow::Result<Ledger> {
+    let pay_within = Duration::from_secs(settings.orders.pay_within_s);
+    Ledger::connect(&settings.postgres, pay_within).await.context("postgres does not answer")
+}
+
+/// The operator's commands, for a process that plays no role.
+pub async fn operator(settings: &Settings) -> anyhow::Result<Operator> {
+    let ledger = ledger(settings).await?;
+    let catalogue = catalogue(settings, &ledger).await?;
+    let stock = Stock::connect(&settings.redis)?;
+    Ok(Operator::new(catalogue, ledger, stock, settings.kafka.clone()))
+}
+
+async fn catalogue(settings: &Settings, ledger: &Ledger) -> anyhow::Result<Catalogue> {
+    let loaded = Catalogue::load(ledger.pool().clone(), settings.redis.retention()).await;
+    loaded.context("the catalogue cannot be read: has `seckill migrate` been run?")
+}

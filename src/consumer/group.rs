@@ -1,0 +1,155 @@
+//! Membership of the consumer group: which assignment holds, what is done under it, and what Kafka was told.
+//!
+//! The callbacks run inside `poll`, on the reading thread; the lock is never contended.
+
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::{ClientContext, Offset, Statistics, TopicPartitionList};
+use tracing::{debug, info, warn};
+
+use super::Metrics;
+use super::batch::Offsets;
+use super::writer::Done;
+
+/// How long partitions that are taken away wait for the batch in hand. Beyond it the next owner writes the batch
+/// once more, which changes nothing.
+const HANDOVER: Duration = Duration::from_secs(2);
+
+/// How long after a refusal offsets are committed again.
+const RECOMMIT: Duration = Duration::from_secs(1);
+
+/// The reader's side of the writer, and what is known of the group.
+pub(super) struct Group {
+    topic: String,
+    metrics: Metrics,
+    state: Mutex<State>,
+}
+
+pub(super) struct State {
+    done: Receiver<Done>,
+    /// Since when the writer has had a batch; `None` while it waits for one.
+    pub(super) busy_since: Option<Instant>,
+    /// Raised whenever partitions are taken away. What was read before belongs to somebody else.
+    pub(super) assignment: u64,
+    /// What is written under this assignment.
+    written: Offsets,
+    /// From when on to tell Kafka what is written; `None` when it knows.
+    tell_at: Option<Instant>,
+}
+
+impl Group {
+    pub(super) fn new(topic: &str, metrics: Metrics, done: Receiver<Done>) -> Self {
+        let state = State { done, busy_since: None, assignment: 0, written: Offsets::new(), tell_at: None };
+        Self { topic: topic.to_owned(), metrics, state: Mutex::new(state) }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves nothing half done in here.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells Kafka what is written, if it may not know.
+    pub(super) fn commit(&self, consumer: &BaseConsumer<Self>, mode: CommitMode) {
+        let Some(list) = self.untold(mode) else { return };
+        if let Err(error) = consumer.commit(&list, mode) {
+            self.refused(&error);
+        }
+    }
+
+    /// What Kafka does not know yet, taken to be told now. A commit that waits does not wait for its time.
+    fn untold(&self, mode: CommitMode) -> Option<TopicPartitionList> {
+        let mut state = self.state();
+        let due = state.tell_at.is_some_and(|at| matches!(mode, CommitMode::Sync) || at <= Instant::now());
+        if !due {
+            return None;
+        }
+        state.tell_at = None;
+        let mut list = TopicPartitionList::with_capacity(state.written.len());
+        for (partition, next) in &state.written {
+            if let Err(error) = list.add_partition_offset(&self.topic, *partition, Offset::Offset(*next)) {
+                warn!(partition, next, %error, "an offset cannot be committed");
+            }
+        }
+        Some(list)
+    }
+
+    fn refused(&self, error: &KafkaError) {
+        self.metrics.commit_failures.inc();
+        warn!(%error, "Kafka did not take the offsets; they are committed again");
+        self.state().tell_at.get_or_insert(Instant::now() + RECOMMIT);
+    }
+}
+
+impl State {
+    /// Waits up to `patience` for the writer. True when it has nothing (any more).
+    pub(super) fn await_writer(&mut self, patience: Duration) -> bool {
+        if self.busy_since.is_none() {
+            return true;
+        }
+        match self.done.recv_timeout(patience) {
+            Ok(done) => self.note(done),
+            Err(RecvTimeoutError::Timeout) => return false,
+            // The writer broke down; its batch stays uncommitted.
+            Err(RecvTimeoutError::Disconnected) => {}
+        }
+        self.busy_since = None;
+        true
+    }
+
+    fn note(&mut self, done: Done) {
+        if done.assignment != self.assignment {
+            return;
+        }
+        if let Some(offsets) = done.offsets {
+            self.written.extend(offsets);
+            self.tell_at = Some(Instant::now());
+        }
+    }
+}
+
+impl ClientContext for Group {
+    fn stats(&self, statistics: Statistics) {
+        let partitions = statistics.topics.get(&self.topic).map(|topic| topic.partitions.values());
+        let lag = partitions.into_iter().flatten().map(|partition| partition.consumer_lag.max(0)).sum();
+        self.metrics.lag.set(lag);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        // librdkafka reconnects by itself; the reader says when it matters.
+        debug!(%error, reason, "Kafka client");
+    }
+}
+
+impl ConsumerContext for Group {
+    fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        let Rebalance::Revoke(partitions) = rebalance else { return };
+        self.metrics.rebalances.inc();
+        info!(partitions = partitions.count(), "partitions are taken away");
+        if !consumer.assignment_lost() {
+            self.state().await_writer(HANDOVER);
+            self.commit(consumer, CommitMode::Sync);
+        }
+        let mut state = self.state();
+        state.assignment += 1;
+        state.written.clear();
+        state.tell_at = None;
+    }
+
+    fn post_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        if let Rebalance::Assign(partitions) = rebalance {
+            info!(partitions = partitions.count(), "partitions are assigned");
+        }
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, _: &TopicPartitionList) {
+        if let Err(error) = result {
+            self.refused(&error);
+        }
+    }
+}

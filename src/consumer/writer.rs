@@ -1,0 +1,138 @@
+//! The half that may wait: makes rows of a batch, for as long as it takes.
+//!
+//! A fault of the database, or a message from a generation that the ledger has not reached, makes it try again,
+//! for ever. Nothing is dropped and nothing is put aside for such a reason; only what can never become a row goes
+//! to the dead letters, and Kafka has confirmed those before their offsets count as done.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use tokio::sync::mpsc::Receiver;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::batch::{Batch, Offsets, Raw};
+use super::{Fault, Metrics, Record};
+use crate::config::Settings;
+use crate::outbox::{Backoff, Letter, Parcel, Publisher};
+
+/// The end of one batch.
+pub(super) struct Done {
+    pub(super) assignment: u64,
+    /// What may be committed; `None` when a stop came before the batch was written.
+    pub(super) offsets: Option<Offsets>,
+}
+
+pub(super) struct Writer<R> {
+    recorder: R,
+    publisher: Publisher,
+    topic: Arc<str>,
+    dead_letters: Arc<str>,
+    backoff: Backoff,
+    metrics: Metrics,
+}
+
+impl<R: Record> Writer<R> {
+    pub(super) fn new(settings: &Settings, recorder: R, publisher: Publisher, metrics: Metrics) -> Self {
+        let (first, most) = (settings.consumer.retry_ms, settings.consumer.max_retry_ms);
+        Self {
+            recorder,
+            publisher,
+            topic: settings.kafka.topic.as_str().into(),
+            dead_letters: settings.kafka.dead_letter_topic.as_str().into(),
+            backoff: Backoff::new(Duration::from_millis(first), Duration::from_millis(most)),
+            metrics,
+        }
+    }
+
+    /// Writes batches until the thread that reads them is gone.
+    pub(super) async fn run(&mut self, mut batches: Receiver<Batch>, done: Sender<Done>, stop: &CancellationToken) {
+        while let Some(batch) = batches.recv().await {
+            let assignment = batch.assignment;
+            let offsets = self.write(batch, stop).await;
+            if done.send(Done { assignment, offsets }).is_err() {
+                break;
+            }
+        }
+    }
+
+    /// The offsets that are done, or `None` if `stop` came first.
+    async fn write(&mut self, mut batch: Batch, stop: &CancellationToken) -> Option<Offsets> {
+        let messages = batch.len() as u64;
+        loop {
+            if !batch.poison.is_empty() {
+                self.put_aside(std::mem::take(&mut batch.poison), stop).await?;
+            }
+            if batch.orders.is_empty() {
+                break;
+            }
+            // Never cut short: a stop waits for the answer, whatever it is.
+            match self.recorder.record(&batch.orders).await {
+                Ok(()) => break,
+                Err(Fault::UnknownSale(sale)) => {
+                    batch.condemn(|order| order.sale == sale, &format!("sale {sale} is not known"));
+                }
+                Err(Fault::Unrecordable(id)) => {
+                    batch.condemn(|order| order.id == id, "the ledger cannot store this order");
+                }
+                Err(Fault::Later(reason)) => self.wait(&reason, stop).await?,
+            }
+        }
+        if self.backoff.is_failing() {
+            info!("orders are written again");
+            self.backoff.reset();
+        }
+        self.metrics.messages.inc_by(messages);
+        self.metrics.batches.inc();
+        Some(batch.offsets)
+    }
+
+    async fn wait(&mut self, reason: &anyhow::Error, stop: &CancellationToken) -> Option<()> {
+        self.metrics.retries.inc();
+        if !self.backoff.is_failing() {
+            warn!(
+                reason = format!("{reason:#}"),
+                "orders cannot be written now; they wait in Kafka and are tried again: check PostgreSQL"
+            );
+        }
+        let pause = tokio::time::timeout(self.backoff.next(), stop.cancelled()).await;
+        // Running into the timeout is the good case: nobody asked to stop.
+        pause.is_err().then_some(())
+    }
+
+    /// Puts messages into the dead-letter topic; returns when Kafka has all of them, or `None` if `stop` came.
+    async fn put_aside(&self, poison: Vec<(Raw, String)>, stop: &CancellationToken) -> Option<()> {
+        let mut parcels: Vec<_> = poison.into_iter().map(|(raw, reason)| self.dead_letter(raw, reason)).collect();
+        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+        loop {
+            let sent = self.publisher.send(&mut parcels).await;
+            let reported = self.publisher.reports(&mut parcels).await;
+            let before = parcels.len();
+            parcels.retain(|parcel| !parcel.is_delivered());
+            self.metrics.dead_lettered.inc_by((before - parcels.len()) as u64);
+            if parcels.is_empty() {
+                return Some(());
+            }
+            if let Err(error) = sent.and(reported) {
+                warn!(%error, letters = parcels.len(), "dead letters cannot be put aside yet: check the topic for them");
+            }
+            self.publisher.revive();
+            if tokio::time::timeout(backoff.next(), stop.cancelled()).await.is_ok() {
+                return None;
+            }
+        }
+    }
+
+    fn dead_letter(&self, raw: Raw, reason: String) -> Parcel<()> {
+        error!(partition = raw.partition, offset = raw.offset, reason, "a message is no order: to the dead letters");
+        let headers = vec![
+            ("reason", reason),
+            ("source_topic", self.topic.to_string()),
+            ("source_partition", raw.partition.to_string()),
+            ("source_offset", raw.offset.to_string()),
+        ];
+        let topic = Arc::clone(&self.dead_letters);
+        Parcel::new(Letter { topic, key: raw.key, payload: raw.payload, headers }, ())
+    }
+}

@@ -1,0 +1,88 @@
+//! What a purchase was answered, in the words of the HTTP contract.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::client::{Failure, Reply};
+use crate::domain::OrderId;
+
+/// The codes with which a purchase may be refused. Anything else is outside the contract.
+pub const REFUSALS: [&str; 16] = [
+    "rate_limited",
+    "blocked",
+    "challenge_required",
+    "sold_out",
+    "not_enough_left",
+    "already_purchased",
+    "sale_not_started",
+    "sale_paused",
+    "sale_ended",
+    "sale_not_found",
+    "invalid_request",
+    "unauthorized",
+    "forbidden",
+    "body_too_large",
+    "unsupported_media_type",
+    "idempotency_key_reused",
+];
+
+/// How a purchase ended, as its buyer sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// 202.
+    Accepted(OrderId),
+    /// A decided no, by its code.
+    Refused(&'static str),
+    /// 5xx, timeout or reset: the buyer may hold an order or not.
+    Undecided { status: Option<u16>, retry_after: Option<Duration> },
+    /// Nothing was sent: the client could not connect.
+    NotSent(String),
+    /// An answer that the contract does not know.
+    Foreign(String),
+}
+
+#[derive(Deserialize)]
+struct Accepted {
+    order_id: OrderId,
+}
+
+#[derive(Deserialize)]
+struct Problem<'a> {
+    #[serde(borrow)]
+    code: std::borrow::Cow<'a, str>,
+}
+
+impl Answer {
+    pub fn of(result: Result<Reply, Failure>) -> Self {
+        let reply = match result {
+            Ok(reply) => reply,
+            Err(Failure::Connect(why)) => return Self::NotSent(why),
+            Err(Failure::Timeout | Failure::Reset(_)) => return Self::Undecided { status: None, retry_after: None },
+        };
+        match reply.status {
+            202 => match serde_json::from_slice::<Accepted>(&reply.body) {
+                Ok(accepted) => Self::Accepted(accepted.order_id),
+                Err(error) => Self::Foreign(format!("202 without an order: {error}")),
+            },
+            400..500 => {
+                let problem = serde_json::from_slice::<Problem>(&reply.body);
+                let code = problem.ok().and_then(|p| REFUSALS.into_iter().find(|code| *code == p.code));
+                code.map_or_else(|| Self::foreign(&reply), Self::Refused)
+            }
+            500.. => Self::Undecided { status: Some(reply.status), retry_after: reply.retry_after },
+            _ => Self::foreign(&reply),
+        }
+    }
+
+    fn foreign(reply: &Reply) -> Self {
+        const SHOWN: usize = 120;
+        let text = String::from_utf8_lossy(&reply.body[..reply.body.len().min(SHOWN)]).into_owned();
+        Self::Foreign(format!("{} {text}", reply.status))
+    }
+
+    /// Whether the buyer has to ask again to know.
+    pub const fn is_open(&self) -> bool {
+        matches!(self, Self::Undecided { .. } | Self::NotSent(_))
+    }
+}

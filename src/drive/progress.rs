@@ -1,0 +1,55 @@
+//! A line that says how the buyers fare: rewritten in place on a terminal, one line a second elsewhere.
+
+use std::convert::Infallible;
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::record::Tally;
+
+/// Shows `tally` until dropped. Never fails: who closes stderr wants no progress.
+pub async fn show(tally: &Tally, clicks: usize, start: Instant) -> Infallible {
+    let terminal = io::stderr().is_terminal();
+    let mut ticks = interval(if terminal { Duration::from_millis(100) } else { Duration::from_secs(1) });
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let _newline = terminal.then_some(Newline);
+    let mut before: Option<(Instant, u64)> = None;
+    loop {
+        ticks.tick().await;
+        let (now, requests) = (Instant::now(), tally.requests.load(Relaxed));
+        let rate = before.map_or(0, |(then, sent)| per_second(requests - sent, now - then));
+        before = Some((now, requests));
+        let line = line(tally, clicks, rate, now.checked_duration_since(start));
+        let mut out = io::stderr().lock();
+        let _ = if terminal { write!(out, "\r\x1b[2K{line}") } else { writeln!(out, "{line}") };
+        let _ = out.flush();
+    }
+}
+
+fn line(tally: &Tally, clicks: usize, rate: u64, since_start: Option<Duration>) -> String {
+    let clock = since_start.map_or_else(|| "  before".to_owned(), |passed| format!("{:>7.1}s", passed.as_secs_f64()));
+    format!(
+        "{clock}  {:>7} of {clicks} clicks  {rate:>6}/s  accepted {:>6}  refused {:>6}  unconfirmed {:>4}",
+        tally.requests.load(Relaxed),
+        tally.accepted.load(Relaxed),
+        tally.refused.load(Relaxed),
+        tally.unconfirmed.load(Relaxed),
+    )
+}
+
+/// `count` things in `time`, per second.
+pub fn per_second(count: u64, time: Duration) -> u64 {
+    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+    count.saturating_mul(1000) / ms
+}
+
+/// Leaves the last state of the line standing when the show ends.
+struct Newline;
+
+impl Drop for Newline {
+    fn drop(&mut self) {
+        let _ = writeln!(io::stderr());
+    }
+}

@@ -1,0 +1,102 @@
+//! The report of a run: one JSON document, the same for the demo, the load test and the fault drill.
+
+use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::promises::{Finding, Standing};
+
+/// Under what circumstances a run took place.
+#[derive(Clone, Debug, Default)]
+pub struct Setting {
+    /// Which broker carried the orders, such as `Apache Kafka 4.1.0`.
+    pub broker: String,
+    /// Redis' `appendfsync`, such as `always`.
+    pub redis_fsync: String,
+    pub nodes: usize,
+    /// Units on sale.
+    pub stock: u32,
+}
+
+/// Everything that a run found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub broker: String,
+    pub redis_fsync: String,
+    pub nodes: usize,
+    pub stock: u32,
+    /// Purchases that were sent, retries included.
+    pub requests: u64,
+    /// Distinct order ids answered 202.
+    pub accepted: u64,
+    /// Decided refusals by code.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Answers that decide nothing: 503 and other 5xx, timeouts, resets.
+    pub unconfirmed: u64,
+    /// Rows by state. Absent states have no row.
+    pub orders: BTreeMap<&'static str, u64>,
+    /// Units sold beyond the stock.
+    pub oversold: i64,
+    /// Units that no live order holds; null when the ledger cannot be seen.
+    pub unsold: Option<i64>,
+    pub duplicates: u64,
+    pub lost: u64,
+    pub dishonoured: u64,
+    pub http_5xx: u64,
+    /// Connections that failed before anything was sent, and answers outside the contract.
+    pub client_errors: u64,
+    pub rates: Rates,
+    pub latency_ms: Latencies,
+    pub promises: Vec<Finding>,
+    pub verdict: Verdict,
+}
+
+/// Per second, from the start of the sale to the last of its kind.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Rates {
+    pub accepted: u64,
+    pub refused: u64,
+    /// Accepted orders that became rows.
+    pub persisted: u64,
+}
+
+/// From the intended start of a click to its answer.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Latencies {
+    pub accepted: Quantiles,
+    pub refused: Quantiles,
+}
+
+/// Milliseconds; all zero when there was nothing to measure.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Quantiles {
+    pub p50: f64,
+    pub p99: f64,
+    pub p999: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Pass,
+    Fail,
+}
+
+impl Quantiles {
+    /// Of a histogram of microseconds.
+    pub fn of(us: &Histogram<u64>) -> Self {
+        // Hundredths of a millisecond: more digits would be noise.
+        let ms = |quantile| (us.value_at_quantile(quantile) as f64 / 10.0).round() / 100.0;
+        Self { p50: ms(0.5), p99: ms(0.99), p999: ms(0.999) }
+    }
+}
+
+impl Verdict {
+    /// Passes when no promise is broken and at least one purchase was accepted: where nothing was bought there is
+    /// nothing to keep.
+    pub fn of(promises: &[Finding], accepted: u64) -> Self {
+        let broken = promises.iter().any(|finding| finding.holds == Standing::Broken);
+        if broken || accepted == 0 { Self::Fail } else { Self::Pass }
+    }
+}

@@ -1,0 +1,109 @@
+//! A report for people: the funnel, the orders, the speed, every promise with its figures, and the verdict.
+
+use std::fmt::{self, Display};
+
+use super::report::{Quantiles, Report, Verdict};
+use crate::promises::Standing;
+
+/// Prints a report, aligned, in at most 120 columns.
+pub struct Shown<'a>(pub &'a Report);
+
+/// Refusals in the order in which a purchase can meet them, and what each one means.
+const STAGES: [(&str, &[&str]); 4] = [
+    (
+        "not a request to decide on",
+        &[
+            "invalid_request",
+            "unauthorized",
+            "forbidden",
+            "body_too_large",
+            "unsupported_media_type",
+            "idempotency_key_reused",
+            "sale_not_found",
+        ],
+    ),
+    ("held back at the door", &["rate_limited", "blocked", "challenge_required"]),
+    ("outside the opening hours", &["sale_not_started", "sale_paused", "sale_ended"]),
+    ("refused by the stock", &["already_purchased", "not_enough_left", "sold_out"]),
+];
+
+impl Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.funnel(f)?;
+        self.orders(f)?;
+        self.speed(f)?;
+        self.promises(f)
+    }
+}
+
+impl Shown<'_> {
+    fn funnel(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        writeln!(f, "\nThe funnel")?;
+        line(f, "purchases sent", report.requests, "")?;
+        for (stage, codes) in STAGES {
+            let met: Vec<_> = codes.iter().filter_map(|code| report.refused.get_key_value(*code)).collect();
+            let sum: u64 = met.iter().map(|(_, count)| **count).sum();
+            if sum > 0 {
+                let detail: Vec<_> = met.iter().map(|(code, count)| format!("{code} {count}")).collect();
+                line(f, stage, sum, &detail.join(", "))?;
+            }
+        }
+        line(f, "left without a decision", report.unconfirmed, "5xx, timeouts, resets; their buyers asked again")?;
+        line(f, "not sent, or not understood", report.client_errors, "")?;
+        line(f, "accepted", report.accepted, "distinct orders answered 202")
+    }
+
+    fn orders(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        writeln!(f, "\nOrders of {} units", report.stock)?;
+        for (state, count) in &report.orders {
+            line(f, state, *count, "")?;
+        }
+        for (what, count) in [("lost", report.lost), ("dishonoured", report.dishonoured)] {
+            line(f, what, count, "")?;
+        }
+        line(f, "units oversold", report.oversold, "")?;
+        match report.unsold {
+            Some(unsold) => line(f, "units unsold", unsold, ""),
+            None => line(f, "units unsold", "?", "the ledger cannot be seen from here"),
+        }
+    }
+
+    fn speed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        writeln!(f, "\nSpeed")?;
+        writeln!(f, "  {:<12}{:>12}{:>12}{:>12}{:>12}", "", "per second", "p50 ms", "p99 ms", "p99.9 ms")?;
+        let row = |f: &mut fmt::Formatter<'_>, what: &str, rate: u64, q: Quantiles| {
+            writeln!(f, "  {what:<12}{rate:>12}{:>12.2}{:>12.2}{:>12.2}", q.p50, q.p99, q.p999)
+        };
+        row(f, "accepted", report.rates.accepted, report.latency_ms.accepted)?;
+        row(f, "refused", report.rates.refused, report.latency_ms.refused)?;
+        writeln!(f, "  {:<12}{:>12}", "persisted", report.rates.persisted)
+    }
+
+    fn promises(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nPromises")?;
+        for finding in &self.0.promises {
+            let holds = match finding.holds {
+                Standing::Holds => "holds",
+                Standing::Broken => "BROKEN",
+                Standing::NotChecked => "not checked",
+            };
+            writeln!(f, "  {:<18}{holds:<13}{}", finding.name, finding.detail)?;
+        }
+        let open = self.0.promises.iter().filter(|finding| finding.holds == Standing::NotChecked).count();
+        let verdict = match self.0.verdict {
+            Verdict::Pass if open == 0 => "pass: every promise holds".to_owned(),
+            Verdict::Pass => format!("pass: no promise is broken, {open} not checked"),
+            Verdict::Fail if self.0.accepted == 0 => "fail: nothing was bought".to_owned(),
+            Verdict::Fail => "fail: a promise is broken".to_owned(),
+        };
+        write!(f, "\nVerdict  {verdict}")
+    }
+}
+
+fn line(f: &mut fmt::Formatter<'_>, what: &str, count: impl Display, detail: &str) -> fmt::Result {
+    let text = format!("  {what:<28}{count:>9}  {detail}");
+    writeln!(f, "{}", text.trim_end())
+}

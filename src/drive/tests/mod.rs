@@ -1,0 +1,174 @@
+//! The buyers and the verdict against a shop whose faults are known.
+
+mod shop;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use secrecy::SecretString;
+
+use self::shop::{Fault, Shop, sale};
+use super::buyers::{Crowd, Temper};
+use super::client::{Client, Limits};
+use super::demand::{Demand, Plan, Shape};
+use super::record::ClientRecord;
+use super::report::{Report, Setting, Verdict};
+use super::tokens::Tokens;
+use super::verdict::{Case, Patience};
+use super::witness::{Outsider, Witness};
+use crate::promises::Standing;
+
+const SECRET: &str = "a secret that is only used in tests, never elsewhere";
+
+fn plan(demand: &Demand) -> Plan {
+    let tokens = Tokens::new(&SecretString::from(SECRET)).expect("a usable secret");
+    Plan::draw(demand, &tokens).expect("a plan")
+}
+
+fn demand() -> Demand {
+    Demand {
+        buyers: 300,
+        window: Duration::from_millis(200),
+        hasty: 0.3,
+        early: 0.1,
+        lead: Duration::from_millis(50),
+        keyed: 0.3,
+        max_quantity: 2,
+        ..Demand::default()
+    }
+}
+
+struct Run {
+    plan: Arc<Plan>,
+    client: Arc<Client>,
+    record: ClientRecord,
+}
+
+async fn crowd(shop: &Shop, demand: &Demand, in_flight: usize) -> Run {
+    let plan = Arc::new(plan(demand));
+    let limits = Limits { connections: in_flight, ..Limits::default() };
+    let client = Arc::new(Client::new(&[&shop.url, &shop.url], limits).expect("a base URL"));
+    let start = Instant::now() + Duration::from_millis(100);
+    let temper = Temper { in_flight, patience: Duration::from_secs(20), pause: Duration::from_millis(5) };
+    let crowd = Crowd::new(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper).expect("a crowd");
+    crowd.run().await;
+    Run { plan, client, record: crowd.into_record().expect("nobody else holds the crowd") }
+}
+
+async fn judge<W: Witness>(run: &Run, witness: &W, stock: u32) -> Report {
+    let patience = Patience { settle: Duration::from_secs(2), second_look: Duration::from_millis(1) };
+    let setting = Setting { broker: "none".into(), redis_fsync: "none".into(), nodes: 2, stock };
+    let Run { plan, client, record } = run;
+    let case = Case { witness, client, plan, sale: sale(), record, setting, last_rise: &Mutex::default(), patience };
+    case.judge().await.expect("a verdict")
+}
+
+async fn verdict(stock: u32, fault: Fault) -> Report {
+    let shop = Shop::open(stock, fault);
+    let run = crowd(&shop, &demand(), 32).await;
+    judge(&run, &shop, stock).await
+}
+
+fn broken(report: &Report) -> Vec<&'static str> {
+    report.promises.iter().filter(|f| f.holds == Standing::Broken).map(|f| f.name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_honest_shop_passes_and_every_request_is_counted_once() {
+    let shop = Shop::open(100, Fault::None);
+    let run = crowd(&shop, &demand(), 32).await;
+    let report = judge(&run, &shop, 100).await;
+    assert_eq!(broken(&report), Vec::<&str>::new());
+    assert_eq!(report.verdict, Verdict::Pass);
+    assert_eq!((report.oversold, report.lost, report.duplicates, report.dishonoured), (0, 0, 0, 0));
+    let refused: u64 = report.refused.values().sum();
+    let counted = run.record.accepted_answers + refused + report.unconfirmed + report.client_errors;
+    assert_eq!((report.requests, report.requests), (counted, run.plan.clicks.len() as u64), "{:?}", run.record.samples);
+    assert_eq!(report.orders["created"], report.accepted);
+    assert!(report.latency_ms.accepted.p50 > 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shop_that_sells_a_unit_twice_fails() {
+    let report = verdict(51, Fault::SellsTwice).await;
+    assert_eq!((report.verdict, report.oversold), (Verdict::Fail, 1));
+    assert!(broken(&report).contains(&"no_oversell"), "{:?}", report.promises);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shop_that_strands_a_unit_fails() {
+    let report = verdict(51, Fault::KeepsOne).await;
+    assert_eq!((report.verdict, report.unsold), (Verdict::Fail, Some(1)));
+    assert_eq!(broken(&report), ["no_undersell"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shop_that_loses_an_accepted_order_fails() {
+    let report = verdict(50, Fault::Loses).await;
+    assert_eq!((report.verdict, report.lost), (Verdict::Fail, 1));
+    assert!(broken(&report).contains(&"nothing_lost"), "{:?}", report.promises);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shop_that_rejects_an_accepted_order_fails() {
+    let report = verdict(50, Fault::Rejects).await;
+    assert_eq!((report.verdict, report.dishonoured), (Verdict::Fail, 1));
+    assert!(broken(&report).contains(&"honoured"), "{:?}", report.promises);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_never_came_are_unconfirmed_and_no_fault_of_the_orders() {
+    let report = verdict(100, Fault::Mute).await;
+    assert_eq!(broken(&report), Vec::<&str>::new());
+    assert!(report.unconfirmed > 0 && report.http_5xx == report.unconfirmed);
+    assert!(report.orders["created"] > report.accepted, "orders of buyers without a 202: {report:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn buyers_of_a_busy_shop_ask_until_they_know() {
+    let shop = Shop::open(1000, Fault::Busy);
+    let run = crowd(&shop, &demand(), 32).await;
+    let report = judge(&run, &shop, 1000).await;
+    assert_eq!((report.accepted, run.record.gave_up), (300, 0), "there was enough for everybody");
+    assert!(report.unconfirmed > 0);
+    let undersold = report.promises.iter().find(|f| f.name == "no_undersell").expect("it is listed");
+    assert_eq!(undersold.holds, Standing::NotChecked, "demand did not reach the stock");
+    assert_eq!(report.verdict, Verdict::Pass);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn latency_counts_from_the_intended_start_of_a_click() {
+    let shop = Shop::open(1000, Fault::Slow(Duration::from_millis(10)));
+    let demand = Demand { buyers: 30, window: Duration::from_millis(1), hasty: 0.0, early: 0.0, ..demand() };
+    let run = crowd(&shop, &demand, 1).await;
+    // All clicks are due at once and go one by one: the last one waits for all others.
+    assert!(run.record.accepted_us.max() >= 300_000, "{}", run.record.accepted_us.max());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outsider_judges_by_what_buyers_can_read_and_leaves_the_rest_open() {
+    let checked = |report: &Report| -> Vec<_> {
+        report.promises.iter().filter(|f| f.holds != Standing::NotChecked).map(|f| (f.name, f.holds)).collect()
+    };
+    let shop = Shop::open(50, Fault::None);
+    let report = judge(&crowd(&shop, &demand(), 32).await, &Outsider, 50).await;
+    assert_eq!(checked(&report), [("nothing_lost", Standing::Holds), ("honoured", Standing::Holds)]);
+    assert_eq!((report.verdict, report.unsold), (Verdict::Pass, None));
+    let shop = Shop::open(50, Fault::Loses);
+    let report = judge(&crowd(&shop, &demand(), 32).await, &Outsider, 50).await;
+    assert_eq!(checked(&report), [("nothing_lost", Standing::Broken), ("honoured", Standing::Holds)]);
+}
+
+#[test]
+fn the_same_seed_draws_the_same_plan_and_every_buyer_has_an_address_of_its_own() {
+    let (one, two, other) = (plan(&demand()), plan(&demand()), plan(&Demand { seed: 2, ..demand() }));
+    assert_eq!(one.clicks, two.clicks);
+    assert_ne!(one.clicks, other.clicks);
+    assert!(one.clicks.is_sorted_by_key(|click| click.at_us));
+    assert!(one.clicks[0].at_us < 0, "somebody comes early");
+    let addresses: std::collections::HashSet<_> =
+        one.buyers.iter().map(|buyer| buyer.caller.forwarded_for.clone().expect("an address")).collect();
+    assert_eq!(addresses.len(), one.buyers.len());
+    let steady = plan(&Demand { shape: Shape::Steady, hasty: 0.0, early: 0.0, ..demand() });
+    assert_eq!(steady.clicks.len(), 300);
+}

@@ -1,0 +1,263 @@
+//! The verdict: lets things settle, reads the stores, and holds what buyers were told against what is there.
+//!
+//! Every accepted order is looked up in the ledger's view, and a spread sample of them is read over HTTP by its own
+//! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use hyper::body::Bytes;
+use hyper::{Method, Uri};
+use serde::Deserialize;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::client::Client;
+use super::demand::Plan;
+use super::progress::per_second;
+use super::record::ClientRecord;
+use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
+use super::witness::Witness;
+use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
+use crate::promises::{self, ClientView, Finding, Flow, NAMES, Snapshot, Standing};
+
+/// Most orders that are read back over HTTP when the ledger can be seen.
+const SAMPLE: usize = 200;
+
+/// How long the judge waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For the outbox and Kafka to run empty.
+    pub settle: Duration,
+    /// Before the second look that a finding about two stores gets.
+    pub second_look: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { settle: Duration::from_secs(120), second_look: Duration::from_secs(2) }
+    }
+}
+
+/// Everything that one run is judged by.
+pub struct Case<'a, W> {
+    pub witness: &'a W,
+    pub client: &'a Client,
+    pub plan: &'a Plan,
+    pub sale: SaleId,
+    pub record: &'a ClientRecord,
+    pub setting: Setting,
+    /// From the start of the sale to the last new row, as [`watch_rows`] sees it.
+    pub last_rise: &'a Mutex<Duration>,
+    pub patience: Patience,
+}
+
+/// Watches the ledger fill, until dropped: notes when the number of units held by rows last rose.
+pub async fn watch_rows<W: Witness>(
+    witness: &W,
+    sale: SaleId,
+    start: Instant,
+    last_rise: &Mutex<Duration>,
+) -> Infallible {
+    let mut ticks = interval(Duration::from_millis(100));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut seen = 0;
+    loop {
+        ticks.tick().await;
+        // A ledger that does not answer now is asked again at the next tick.
+        let Ok(Some(sold)) = witness.sold(sale).await else { continue };
+        if sold > seen {
+            seen = sold;
+            *last_rise.lock().unwrap_or_else(PoisonError::into_inner) = start.elapsed();
+        }
+    }
+}
+
+impl<W: Witness> Case<'_, W> {
+    /// Waits, looks, and judges.
+    pub async fn judge(&self) -> anyhow::Result<Report> {
+        let flow = self.settle().await;
+        let mut told = self.record.view(self.plan);
+        let Some(ledger) = self.witness.ledger(self.sale).await.context("the ledger does not answer")? else {
+            return self.judge_from_outside(told).await;
+        };
+        told.unreadable = self.unreadable(SAMPLE).await;
+        let redis = self.witness.redis(self.sale).await.context("Redis does not answer")?;
+        let demand =
+            self.record.told_sold_out() || self.record.accepted_units(self.plan) >= u64::from(self.setting.stock);
+        let mut snapshot = Snapshot { ledger, redis, flow, client: Some(&told), demand_reached_stock: Some(demand) };
+        if is_broken(&promises::check(&snapshot)) {
+            // The two stores cannot be read at one instant, and the auditor may be at work: what is really broken
+            // still is when looked at again.
+            sleep(self.patience.second_look).await;
+            snapshot.ledger = self.witness.ledger(self.sale).await?.context("the ledger forgot the sale")?;
+            snapshot.redis = self.witness.redis(self.sale).await?;
+        }
+        let mut orders = BTreeMap::new();
+        for order in &snapshot.ledger.orders {
+            *orders.entry(order.status.as_str()).or_default() += 1;
+        }
+        let short = promises::shortfalls(&snapshot);
+        let mut report = self.report(promises::check(&snapshot));
+        // The watch looks ten times a second; no row can be older than the answer that it follows from.
+        let rows_took = (*self.last_rise.lock().unwrap_or_else(PoisonError::into_inner)).max(self.record.last_accepted);
+        report.rates.persisted = per_second(snapshot.ledger.orders.len() as u64, rows_took);
+        report.orders = orders;
+        report.oversold = short.oversold;
+        report.unsold = Some(short.unsold);
+        report.duplicates = short.duplicates;
+        report.lost = short.lost;
+        report.dishonoured = short.dishonoured;
+        Ok(report)
+    }
+
+    /// Polls until nothing is on its way or patience ends; the last word is what the promises get to see.
+    async fn settle(&self) -> Option<Flow> {
+        let deadline = Instant::now() + self.patience.settle;
+        let mut ticks = interval(Duration::from_millis(200));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let seen = self.witness.flow(self.sale).await;
+            let done = match &seen {
+                Ok(None) => true,
+                Ok(Some(flow)) => flow.is_settled(),
+                Err(_) => false,
+            };
+            if done || Instant::now() >= deadline {
+                return seen.ok().flatten();
+            }
+        }
+    }
+
+    /// Accepted orders that their buyers cannot read, among at most `most` spread over all.
+    async fn unreadable(&self, most: usize) -> Vec<OrderId> {
+        let mut accepted: Vec<_> = self.record.accepted.iter().copied().collect();
+        accepted.sort_unstable();
+        let step = accepted.len().div_ceil(most.max(1)).max(1);
+        let mut unreadable = Vec::new();
+        for (order, buyer) in accepted.into_iter().step_by(step) {
+            if self.read(order, buyer).await.is_none() {
+                unreadable.push(order);
+            }
+        }
+        unreadable
+    }
+
+    /// The state of an order as its buyer reads it, from any node that answers.
+    async fn read(&self, order: OrderId, buyer: u32) -> Option<Seen> {
+        let path: Uri = format!("/api/v1/orders/{order}").parse().ok()?;
+        let caller = &self.plan.buyers[buyer as usize].caller;
+        for node in 0..self.client.nodes() {
+            let reply = self.client.send(buyer as usize + node, Method::GET, &path, caller, Bytes::new()).await;
+            let Some(reply) = reply.ok().filter(|reply| reply.status == 200) else { continue };
+            return serde_json::from_slice::<Seen>(&reply.body).ok().filter(|seen| seen.order_id == order);
+        }
+        None
+    }
+
+    /// Without a view of the stores only the buyers can be asked: every accepted order must become readable and
+    /// leave the queue. The other promises are left to the service's own audit.
+    async fn judge_from_outside(&self, told: ClientView) -> anyhow::Result<Report> {
+        let deadline = Instant::now() + self.patience.settle;
+        let mut open: Vec<_> = self.record.accepted.iter().copied().collect();
+        let mut orders: BTreeMap<&'static str, u64> = BTreeMap::new();
+        let mut dishonoured = 0;
+        while !open.is_empty() {
+            let mut still_open = Vec::new();
+            for (order, buyer) in open {
+                match self.read(order, buyer).await {
+                    Some(seen) if seen.status != OrderStatus::Queued => {
+                        *orders.entry(seen.status.as_str()).or_default() += 1;
+                        let excused = seen.reason == Some(Reason::AlreadyPurchased);
+                        let rejected = seen.status == OrderStatus::Rejected;
+                        dishonoured += u64::from(rejected && !excused);
+                    }
+                    _ => still_open.push((order, buyer)),
+                }
+            }
+            open = still_open;
+            if open.is_empty() || Instant::now() >= deadline {
+                break;
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+        let lost = open.len() as u64;
+        let of_all = format!("of {} accepted orders, read by their buyers", told.answers.len());
+        let found = |promise: &'static str| match promise {
+            "nothing_lost" => (holds_if(lost == 0), format!("{lost} lost {of_all}")),
+            "honoured" => (holds_if(dishonoured == 0), format!("{dishonoured} rejected {of_all}")),
+            _ => (Standing::NotChecked, "the stores cannot be seen from here".to_owned()),
+        };
+        let findings = NAMES.map(|name| {
+            let (holds, detail) = found(name);
+            Finding { name, holds, detail }
+        });
+        let mut report = self.report(findings.to_vec());
+        report.orders = orders;
+        report.lost = lost;
+        report.dishonoured = dishonoured;
+        Ok(report)
+    }
+
+    fn report(&self, promises: Vec<Finding>) -> Report {
+        let record = self.record;
+        let accepted = distinct(record);
+        let refused: u64 = record.refused.values().sum();
+        let Setting { broker, redis_fsync, nodes, stock } = self.setting.clone();
+        Report {
+            broker,
+            redis_fsync,
+            nodes,
+            stock,
+            requests: record.requests,
+            accepted,
+            refused: record.refused.clone(),
+            unconfirmed: record.unconfirmed,
+            orders: BTreeMap::new(),
+            oversold: 0,
+            unsold: None,
+            duplicates: 0,
+            lost: 0,
+            dishonoured: 0,
+            http_5xx: record.http_5xx,
+            client_errors: record.client_errors,
+            rates: Rates {
+                accepted: per_second(accepted, record.last_accepted),
+                refused: per_second(refused, record.last_refused),
+                persisted: 0,
+            },
+            latency_ms: Latencies {
+                accepted: Quantiles::of(&record.accepted_us),
+                refused: Quantiles::of(&record.refused_us),
+            },
+            verdict: Verdict::of(&promises, accepted),
+            promises,
+        }
+    }
+}
+
+/// An order as its buyer sees it.
+#[derive(Debug, Deserialize)]
+struct Seen {
+    order_id: OrderId,
+    status: OrderStatus,
+    reason: Option<Reason>,
+}
+
+fn distinct(record: &ClientRecord) -> u64 {
+    let mut ids: Vec<_> = record.accepted.iter().map(|(order, _)| *order).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids.len() as u64
+}
+
+fn is_broken(findings: &[Finding]) -> bool {
+    findings.iter().any(|finding| finding.holds == Standing::Broken)
+}
+
+const fn holds_if(kept: bool) -> Standing {
+    if kept { Standing::Holds } else { Standing::Broken }
+}

@@ -1,0 +1,41 @@
+//! The view behind the counter: what the verdict needs to see besides the buyers' answers.
+
+use std::future::Future;
+
+use crate::domain::SaleId;
+use crate::promises::{Flow, LedgerView, RedisView};
+
+/// Reads the stores of the service under test. `None` means that this store cannot be seen from here, an error
+/// that it should be seen and does not answer.
+pub trait Witness: Send + Sync {
+    fn ledger(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<LedgerView>>> + Send;
+
+    fn redis(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<RedisView>>> + Send;
+
+    /// What is on its way. The outbox is read before Kafka.
+    fn flow(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<Flow>>> + Send;
+
+    /// Units that live orders hold in the ledger: cheap enough to ask ten times a second.
+    fn sold(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<i64>>> + Send;
+}
+
+/// Sees nothing: the service is somebody else's, and only its answers are known.
+pub struct Outsider;
+
+impl Witness for Outsider {
+    async fn ledger(&self, _: SaleId) -> anyhow::Result<Option<LedgerView>> {
+        Ok(None)
+    }
+
+    async fn redis(&self, _: SaleId) -> anyhow::Result<Option<RedisView>> {
+        Ok(None)
+    }
+
+    async fn flow(&self, _: SaleId) -> anyhow::Result<Option<Flow>> {
+        Ok(None)
+    }
+
+    async fn sold(&self, _: SaleId) -> anyhow::Result<Option<i64>> {
+        Ok(None)
+    }
+}

@@ -1,0 +1,173 @@
+//! What an operator does with sales, by HTTP and by the command line alike. Ledger first, then Redis.
+//!
+//! Every command may be repeated: what a crash left half done, the repeat completes.
+
+use std::sync::Arc;
+
+use crate::catalogue::{self, Catalogue, NewSale, SaleChange};
+use crate::config;
+use crate::consumer;
+use crate::domain::{Sale, SaleId, SaleState, UserId};
+use crate::ledger::{self, Ledger};
+use crate::promises::{self, Finding, Flow, Snapshot, Standing};
+use crate::reconcile::opening;
+use crate::stock::script::{SaleCode, StockCode};
+use crate::stock::{self, Stock};
+
+/// Why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("there is no such sale")]
+    NoSuchSale,
+    #[error("{0}")]
+    IllegalMove(String),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("this operation id was used for another operation")]
+    OperationReused,
+    /// The ledger has been told; Redis could not be. The same command again completes it.
+    #[error("{0}; the ledger has it, repeat the command to complete it")]
+    NotOnSale(String),
+    #[error("a server did not answer: {0}")]
+    Unavailable(String),
+}
+
+/// The operator's commands.
+#[derive(Clone)]
+pub struct Operator {
+    catalogue: Catalogue,
+    ledger: Ledger,
+    stock: Stock,
+    kafka: config::Kafka,
+}
+
+impl Operator {
+    pub fn new(catalogue: Catalogue, ledger: Ledger, stock: Stock, kafka: config::Kafka) -> Self {
+        Self { catalogue, ledger, stock, kafka }
+    }
+
+    /// A new sale, as a draft.
+    pub async fn create(&self, new: NewSale) -> Result<Sale, Error> {
+        Ok(self.catalogue.create(new).await?)
+    }
+
+    /// Changes state or times. The first opening puts the sale into Redis; nothing later does.
+    pub async fn change(&self, id: SaleId, change: SaleChange) -> Result<Sale, Error> {
+        if change.state == Some(SaleState::Open) && self.find(id).await?.state == SaleState::Draft {
+            self.catalogue.change(id, SaleChange { state: None, ..change }).await?;
+            opening::open(&self.ledger, &self.stock, id).await?;
+        }
+        let sale = self.catalogue.change(id, change).await?;
+        if sale.generation > 0 && self.stock.set_sale(&sale).await? == SaleCode::Cold {
+            return Err(Error::NotOnSale("the sale is not in Redis".to_owned()));
+        }
+        self.catalogue.refresh().await?;
+        Ok(sale)
+    }
+
+    /// Adds units to a sale, selling or not. The operation id makes a repeat harmless.
+    pub async fn add_stock(&self, id: SaleId, units: u32, operation: &str) -> Result<Sale, Error> {
+        let row = self.ledger.add_stock(id, units, operation).await?;
+        if row.generation > 0 && self.stock.set_total(id, row.generation, row.redis_total).await? == StockCode::Cold {
+            return Err(Error::NotOnSale("the sale is not in Redis".to_owned()));
+        }
+        self.catalogue.refresh().await?;
+        self.find(id).await
+    }
+
+    /// Checks every promise of a sale that can be checked without the buyers' own records.
+    ///
+    /// Ledger and Redis cannot be read at one instant, so a promise counts as broken only if it is broken twice.
+    pub async fn audit(&self, id: SaleId) -> Result<Vec<Finding>, Error> {
+        let findings = self.look(id).await?;
+        if findings.iter().any(|finding| finding.holds == Standing::Broken) {
+            return self.look(id).await;
+        }
+        Ok(findings)
+    }
+
+    async fn look(&self, id: SaleId) -> Result<Vec<Finding>, Error> {
+        // Ledger before Redis: a claim is older than its row.
+        let ledger = self.ledger.view(id).await?.ok_or(Error::NoSuchSale)?;
+        let redis = self.stock.view(id).await.ok().flatten();
+        let kafka = self.kafka.clone();
+        // Asking Kafka blocks a thread.
+        let backlog = tokio::task::spawn_blocking(move || consumer::backlog(&kafka)).await;
+        let flow = match (&redis, backlog) {
+            (Some(redis), Ok(Ok(backlog))) => {
+                let rebuilding = !redis.selling || redis.generation != ledger.generation;
+                Some(Flow { outbox: redis.outbox, backlog, rebuilding })
+            }
+            _ => None,
+        };
+        Ok(promises::check(&Snapshot { ledger, redis, flow, client: None, demand_reached_stock: None }))
+    }
+
+    /// Every sale that is not past retention.
+    pub async fn list(&self) -> Result<Vec<Arc<Sale>>, Error> {
+        self.catalogue.refresh().await?;
+        Ok(self.catalogue.all())
+    }
+
+    /// Keeps a user from buying, on every node within a second.
+    pub async fn block(&self, user: &UserId, reason: &str) -> Result<(), Error> {
+        Ok(self.catalogue.block(user, reason).await?)
+    }
+
+    pub async fn unblock(&self, user: &UserId) -> Result<(), Error> {
+        Ok(self.catalogue.unblock(user).await?)
+    }
+
+    async fn find(&self, id: SaleId) -> Result<Sale, Error> {
+        let mut connection = self.ledger.pool().acquire().await?;
+        catalogue::read(&mut connection, id).await?.ok_or(Error::NoSuchSale)
+    }
+}
+
+impl From<catalogue::Error> for Error {
+    fn from(error: catalogue::Error) -> Self {
+        match error {
+            catalogue::Error::UnknownSale(_) => Self::NoSuchSale,
+            catalogue::Error::IllegalMove { .. } | catalogue::Error::AlreadyEnded => {
+                Self::IllegalMove(error.to_string())
+            }
+            catalogue::Error::Invalid(reason) => Self::Invalid(reason.to_owned()),
+            catalogue::Error::Unavailable(error) => error.into(),
+        }
+    }
+}
+
+impl From<ledger::Error> for Error {
+    fn from(error: ledger::Error) -> Self {
+        match error {
+            ledger::Error::UnknownSale(_) => Self::NoSuchSale,
+            ledger::Error::OperationReused { .. } => Self::OperationReused,
+            ledger::Error::UnitsOutOfRange => Self::Invalid(error.to_string()),
+            other => Self::Unavailable(other.to_string()),
+        }
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
+
+impl From<opening::Error> for Error {
+    fn from(error: opening::Error) -> Self {
+        match error {
+            opening::Error::UnknownSale(_) => Self::NoSuchSale,
+            opening::Error::Ledger(error) => error.into(),
+            opening::Error::Stock(error) => error.into(),
+            opening::Error::Sql(error) => error.into(),
+            opening::Error::Overtaken => Self::NotOnSale(error.to_string()),
+        }
+    }
+}
+
+impl From<stock::Error> for Error {
+    fn from(error: stock::Error) -> Self {
+        Self::NotOnSale(error.to_string())
+    }
+}

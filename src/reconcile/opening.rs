@@ -1,0 +1,75 @@
+//! Opens a sale for the first time: its Redis state goes from generation 0 to 1.
+//!
+//! This is the one way in which a sale gets into Redis, so no start-up and no restart can overwrite a live one.
+//! The sale's row is locked for the whole of it: a second opening waits, and then finds nothing to do. What a crash
+//! leaves (a generation without a warm Redis, a warm Redis without an open sale) is opened again from the start;
+//! nobody has bought anything, because the nodes show a draft to nobody.
+
+use sqlx::PgConnection;
+
+use crate::catalogue;
+use crate::domain::{Sale, SaleId, SaleState};
+use crate::ledger::{self, Ledger, to_the_end};
+use crate::stock::script::WarmCode;
+use crate::stock::{self, Frozen, OnSale, Stock, WarmPart};
+
+/// Why a sale is not open. Opening it again is always safe.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("sale {0} does not exist")]
+    UnknownSale(SaleId),
+    /// A holder with a greater token came in between, or Redis was restarted.
+    #[error("something else happened to the sale in Redis meanwhile")]
+    Overtaken,
+    #[error(transparent)]
+    Ledger(#[from] ledger::Error),
+    #[error(transparent)]
+    Stock(#[from] stock::Error),
+    #[error("the ledger is unavailable: {0}")]
+    Sql(#[from] sqlx::Error),
+}
+
+/// Locks the sale's row until the end of the transaction, so that openings happen one after the other.
+const LOCK: &str = "SELECT 1 FROM sales WHERE id = $1 FOR UPDATE";
+
+const OPENED: &str = "UPDATE sales SET state = 'open', revision = revision + 1 WHERE id = $1";
+
+/// Puts a draft on sale. Does nothing to a sale that is no draft any more.
+pub async fn open(ledger: &Ledger, stock: &Stock, id: SaleId) -> Result<(), Error> {
+    let (ledger, stock) = (ledger.clone(), stock.clone());
+    to_the_end(async move {
+        let mut transaction = ledger.pool().begin().await?;
+        sqlx::query(LOCK).bind(id.get()).execute(&mut *transaction).await?;
+        let sale = catalogue::read(&mut transaction, id).await?.ok_or(Error::UnknownSale(id))?;
+        if sale.state == SaleState::Draft {
+            put_on_sale(&ledger, &stock, sale).await?;
+            declare_open(&mut transaction, id).await?;
+            transaction.commit().await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Freeze, raise the generation, warm.
+async fn put_on_sale(ledger: &Ledger, stock: &Stock, draft: Sale) -> Result<(), Error> {
+    let id = draft.id;
+    let token = ledger.fence_token(&format!("sale:{id}"), "opening").await?;
+    let Frozen::Yes { home, generation } = stock.freeze(id, token).await? else {
+        return Err(Error::Overtaken);
+    };
+    let raised = ledger.open_generation(id, generation).await?;
+    let on_sale = OnSale { generation: raised.generation, total: raised.total, remaining: raised.available };
+    let open = Sale { state: SaleState::Open, ..draft };
+    match stock.warm(&open, token, &home, &on_sale, WarmPart::FRESH).await? {
+        WarmCode::Warmed => {
+            tracing::info!(sale = %id, generation = on_sale.generation, units = on_sale.remaining, "on sale");
+            Ok(())
+        }
+        WarmCode::Refused => Err(Error::Overtaken),
+    }
+}
+
+async fn declare_open(transaction: &mut PgConnection, id: SaleId) -> Result<(), sqlx::Error> {
+    sqlx::query(OPENED).bind(id.get()).execute(transaction).await.map(drop)
+}

@@ -1,0 +1,98 @@
+//! Keeps the flags of a node honest: listens for news of freed units, and probes every second in case it missed one.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use secrecy::ExposeSecret;
+use tokio_util::sync::CancellationToken;
+
+use super::Flags;
+use crate::catalogue::Catalogue;
+use crate::config;
+use crate::domain::{Epoch, SaleId, SaleState};
+use crate::stock::{Stock, keys};
+
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+const RECONNECT_AFTER: Duration = Duration::from_millis(500);
+
+/// The watcher of one node.
+pub struct Watch {
+    flags: Flags,
+    stock: Stock,
+    catalogue: Catalogue,
+    client: redis::Client,
+}
+
+impl Watch {
+    pub fn new(
+        settings: &config::Redis,
+        flags: Flags,
+        stock: Stock,
+        catalogue: Catalogue,
+    ) -> Result<Self, redis::RedisError> {
+        let client = redis::Client::open(settings.url.expose_secret())?;
+        Ok(Self { flags, stock, catalogue, client })
+    }
+
+    /// Probes and listens until cancelled.
+    pub async fn run(self, cancel: CancellationToken) {
+        let probing = async {
+            loop {
+                self.probe_once().await;
+                tokio::time::sleep(PROBE_EVERY).await;
+            }
+        };
+        let listening = async {
+            loop {
+                // The reason does not matter: the probes carry on alone, and a new connection is tried.
+                if let Err(error) = self.listen().await {
+                    tracing::debug!(%error, "the news channel is down");
+                }
+                tokio::time::sleep(RECONNECT_AFTER).await;
+            }
+        };
+        tokio::select! {
+            () = cancel.cancelled() => {}
+            () = probing => {}
+            () = listening => {}
+        }
+    }
+
+    /// Asks Redis for the news of every sale that may be selling.
+    pub async fn probe_once(&self) {
+        for sale in self.catalogue.all() {
+            if !matches!(sale.state, SaleState::Open | SaleState::Paused) {
+                continue;
+            }
+            let news = match self.stock.probe(sale.id).await {
+                // News of a life of the sale that the ledger has left behind is no news.
+                Ok(news) => news.filter(|news| news.epoch.generation == sale.generation),
+                Err(error) => {
+                    tracing::debug!(sale = %sale.id, %error, "a probe got no answer");
+                    None
+                }
+            };
+            self.flags.of(sale.id).probed(news);
+        }
+    }
+
+    async fn listen(&self) -> Result<(), redis::RedisError> {
+        let mut channel = self.client.get_async_pubsub().await?;
+        channel.subscribe(keys::NEWS_CHANNEL).await?;
+        let mut messages = channel.into_on_message();
+        while let Some(message) = messages.next().await {
+            let text: String = message.get_payload()?;
+            if let Some((sale, epoch)) = parse(&text) {
+                self.flags.of(sale).freed(epoch);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `SALE GENERATION EPOCH`
+fn parse(text: &str) -> Option<(SaleId, Epoch)> {
+    let mut words = text.split(' ');
+    let sale = words.next()?.parse().ok()?;
+    Some((sale, Epoch::new(words.next()?.parse().ok()?, words.next()?.parse().ok()?)))
+}

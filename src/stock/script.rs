@@ -1,0 +1,139 @@
+//! The Lua scripts and their reply codes.
+//!
+//! A script's comment table and the enum here say the same; a test compares the two.
+
+use std::sync::LazyLock;
+
+use crate::lua::Lua;
+
+macro_rules! scripts {
+    ($($name:ident = $file:literal),* $(,)?) => {
+        $(pub(super) static $name: LazyLock<Lua> =
+            LazyLock::new(|| Lua::new(include_str!(concat!("../../lua/", $file))));)*
+    };
+}
+
+scripts! {
+    PURCHASE = "purchase.lua",
+    FREEZE = "freeze.lua",
+    WARM = "warm.lua",
+    STOCK = "stock.lua",
+    SALE = "sale.lua",
+    RELEASE = "release.lua",
+}
+
+macro_rules! codes {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $code:literal as $word:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($variant = $code),* }
+
+        impl $name {
+            /// Code and name of each reply, as in the script's comment table.
+            pub const TABLE: &'static [(i64, &'static str)] = &[$(($code, $word)),*];
+
+            pub(super) fn from_code(code: i64) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    /// Replies of `purchase.lua`, one for each purchase.
+    PurchaseCode {
+        Cold = 0 as "COLD",
+        Accepted = 1 as "ACCEPTED",
+        Replayed = 2 as "REPLAYED",
+        Retried = 3 as "RETRIED",
+        Already = 4 as "ALREADY",
+        SoldOut = 5 as "SOLD_OUT",
+        NotEnough = 6 as "NOT_ENOUGH",
+        NotStarted = 7 as "NOT_STARTED",
+        Ended = 8 as "ENDED",
+        Paused = 9 as "PAUSED",
+        TooMany = 10 as "TOO_MANY",
+        KeyReused = 11 as "KEY_REUSED",
+    }
+}
+
+codes! {
+    /// Replies of `freeze.lua`.
+    FreezeCode {
+        Stale = 0 as "STALE",
+        Frozen = 1 as "FROZEN",
+    }
+}
+
+codes! {
+    /// Replies of `warm.lua`.
+    WarmCode {
+        Refused = 0 as "REFUSED",
+        Warmed = 1 as "WARMED",
+    }
+}
+
+codes! {
+    /// Replies of `stock.lua`.
+    StockCode {
+        Cold = 0 as "COLD",
+        Unchanged = 1 as "UNCHANGED",
+        Raised = 2 as "RAISED",
+    }
+}
+
+codes! {
+    /// Replies of `sale.lua`.
+    SaleCode {
+        Cold = 0 as "COLD",
+        Unchanged = 1 as "UNCHANGED",
+        Changed = 2 as "CHANGED",
+    }
+}
+
+codes! {
+    /// Replies of `release.lua`.
+    ReleaseCode {
+        Cold = 0 as "COLD",
+        NotHeld = 1 as "NOT_HELD",
+        Overfull = 2 as "OVERFULL",
+        Released = 3 as "RELEASED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines `--    7  NAME …` of a script's comment.
+    fn documented(script: &str) -> Vec<(i64, String)> {
+        let comments = script.lines().filter_map(|line| line.strip_prefix("--"));
+        let rows = comments.filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let code = words.next()?.parse().ok()?;
+            let name = words.next()?;
+            let is_name = name.len() > 1 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            is_name.then(|| (code, name.to_owned()))
+        });
+        rows.collect()
+    }
+
+    #[test]
+    fn the_comment_tables_and_the_enums_say_the_same() {
+        let scripts: [(&str, &[(i64, &str)]); 6] = [
+            (include_str!("../../lua/purchase.lua"), PurchaseCode::TABLE),
+            (include_str!("../../lua/freeze.lua"), FreezeCode::TABLE),
+            (include_str!("../../lua/warm.lua"), WarmCode::TABLE),
+            (include_str!("../../lua/stock.lua"), StockCode::TABLE),
+            (include_str!("../../lua/sale.lua"), SaleCode::TABLE),
+            (include_str!("../../lua/release.lua"), ReleaseCode::TABLE),
+        ];
+        for (script, table) in scripts {
+            let table: Vec<_> = table.iter().map(|&(code, name)| (code, name.to_owned())).collect();
+            assert_eq!(documented(script), table);
+        }
+    }
+}

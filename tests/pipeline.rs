@@ -1,0 +1,85 @@
+//! One purchase through every stage on the real servers, and what its buyer sees on the way.
+
+mod support;
+
+use seckill::app::Roles;
+use support::http::Connection;
+use support::service::{PATIENCE, Running, settings};
+use support::wait_until;
+
+#[tokio::test]
+async fn a_purchase_becomes_a_row_that_its_buyer_can_read() {
+    let settings = settings("pipeline").await;
+    let running = Running::start(&settings, Roles::ALL).await;
+    let sale = running.open_sale(2).await;
+    let mut http = Connection::open(running.address()).await;
+    let ann = running.token("ann");
+
+    let bought = http.buy(sale.id, &ann, &[]).await;
+    assert_eq!(bought.status, 202, "{}", bought.text);
+    let order = bought.json()["order_id"].as_str().expect("an order id").to_owned();
+    let path = format!("/api/v1/orders/{order}");
+    assert_eq!(bought.header("location"), Some(path.as_str()));
+    assert_eq!(bought.json()["status"], "queued");
+
+    let again = http.buy(sale.id, &ann, &[]).await;
+    assert_eq!((again.status, again.code().as_str()), (409, "already_purchased"));
+    assert_eq!(again.json()["order_id"], order.as_str());
+
+    running.settle(sale.id).await;
+    let read = http.get(&path, &ann).await;
+    assert_eq!((read.status, read.json()["status"].as_str()), (200, Some("created")), "{}", read.text);
+    assert_eq!(read.json()["amount_cents"], 9_900);
+    let own = http.get(&format!("/api/v1/sales/{}/order", sale.id), &ann).await;
+    assert_eq!(own.json(), read.json());
+    let stranger = http.get(&path, &running.token("bob")).await;
+    assert_eq!((stranger.status, stranger.code().as_str()), (404, "order_not_found"));
+
+    let last = http.buy(sale.id, &running.token("cid"), &[]).await;
+    assert_eq!(last.status, 202);
+    let loser = http.buy(sale.id, &running.token("dan"), &[]).await;
+    assert_eq!((loser.status, loser.code().as_str()), (409, "sold_out"));
+    running.settle(sale.id).await;
+    running.stop().await;
+}
+
+/// Failure modes 64 and 82: units that come back are seen by every node, and exactly they are sold.
+#[tokio::test]
+async fn added_stock_lowers_the_flag_of_every_node_and_sells_exactly_that_much_more() {
+    let settings = settings("added_stock").await;
+    let (one, two) = (Running::start(&settings, Roles::ALL).await, Running::start(&settings, Roles::SERVE).await);
+    let sale = one.open_sale(1).await;
+    let mut nodes = [Connection::open(one.address()).await, Connection::open(two.address()).await];
+    let known = format!("/api/v1/sales/{}", sale.id);
+    for http in &mut nodes {
+        let http = tokio::sync::Mutex::new(http);
+        wait_until("the node knows the sale", PATIENCE, async || http.lock().await.get(&known, "").await.status == 200)
+            .await;
+    }
+    let mut winners = 0;
+    for n in 0..4 {
+        winners += u32::from(nodes[n % 2].buy(sale.id, &one.token(&format!("early{n}")), &[]).await.status == 202);
+    }
+    assert_eq!(winners, 1);
+
+    for _ in 0..2 {
+        one.service.operator.add_stock(sale.id, 5, "the same operation").await.expect("added once");
+    }
+    for (node, http) in nodes.iter_mut().enumerate() {
+        let http = tokio::sync::Mutex::new(http);
+        let token = one.token(&format!("first{node}"));
+        // Within a second: by the news, or by the probe that stands in for it.
+        wait_until("the node sells again", PATIENCE, async || {
+            http.lock().await.buy(sale.id, &token, &[]).await.status == 202
+        })
+        .await;
+    }
+    let mut more = 2;
+    for n in 0..10 {
+        more += u32::from(nodes[n % 2].buy(sale.id, &one.token(&format!("late{n}")), &[]).await.status == 202);
+    }
+    assert_eq!(more, 5, "exactly the five that were added once");
+    one.settle(sale.id).await;
+    two.stop().await;
+    one.stop().await;
+}
