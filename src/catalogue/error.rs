@@ -5,10 +5,12 @@ use crate::domain::{SaleId, SaleState};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("sale {0} does not exist")]
-    NoSuchSale(SaleId),
+    UnknownSale(SaleId),
     /// The states of a sale do not lead there.
     #[error("a sale that is {from} cannot become {to}")]
     IllegalMove { from: SaleState, to: SaleState },
+    #[error("an ended sale keeps its times")]
+    AlreadyEnded,
     /// What was asked for is outside the limits of the schema; says which.
     #[error("{0}")]
     Invalid(&'static str),

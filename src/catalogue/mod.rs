@@ -22,6 +22,7 @@ use sqlx::PgPool;
 use tokio::sync::{Mutex, Notify};
 
 pub use error::Error;
+pub(crate) use sales::read;
 pub use sales::{NewSale, SaleChange};
 
 use crate::domain::{Sale, SaleId, UserId};

@@ -1,7 +1,7 @@
 //! Sales: creating and changing them.
 
 use sqlx::postgres::PgRow;
-use sqlx::{FromRow, Row};
+use sqlx::{FromRow, PgConnection, Row};
 use time::OffsetDateTime;
 
 use super::{Catalogue, Error};
@@ -29,7 +29,7 @@ pub struct NewSale {
     pub ends_at: OffsetDateTime,
     pub challenge: bool,
     /// Units put on sale.
-    pub stock: u32,
+    pub total: u32,
 }
 
 /// What an operator changes. `None` leaves things as they are.
@@ -90,17 +90,17 @@ impl FromRow<'_, PgRow> for SaleRow {
     }
 }
 
-impl Catalogue {
-    /// The sale as PostgreSQL knows it now, past retention or not.
-    pub async fn read(&self, id: SaleId) -> Result<Option<Sale>, Error> {
-        let row: Option<SaleRow> = sqlx::query_as(READ).bind(id.get()).fetch_optional(&self.shared.pool).await?;
-        Ok(row.map(|row| row.0))
-    }
+/// The sale as PostgreSQL knows it now, past retention or not; within the caller's transaction if there is one.
+pub(crate) async fn read(connection: &mut PgConnection, sale: SaleId) -> sqlx::Result<Option<Sale>> {
+    let row: Option<SaleRow> = sqlx::query_as(READ).bind(sale.get()).fetch_optional(connection).await?;
+    Ok(row.map(|row| row.0))
+}
 
+impl Catalogue {
     /// Creates a draft with its stock. Redis hears of it when it is opened.
     pub async fn create(&self, new: NewSale) -> Result<Sale, Error> {
         let max_quantity = i32::try_from(new.max_quantity).map_err(|_| Error::Invalid("max_quantity is too large"))?;
-        let total = i32::try_from(new.stock).map_err(|_| Error::Invalid("a sale has at most 2147483647 units"))?;
+        let total = i32::try_from(new.total).map_err(|_| Error::Invalid("a sale has at most 2147483647 units"))?;
         let query = sqlx::query_as(CREATE)
             .bind(new.name)
             .bind(new.price_cents)
@@ -121,7 +121,8 @@ impl Catalogue {
     /// Nothing of an ended sale changes.
     pub async fn change(&self, id: SaleId, change: SaleChange) -> Result<Sale, Error> {
         loop {
-            let old = self.read(id).await?.ok_or(Error::NoSuchSale(id))?;
+            let mut connection = self.shared.pool.acquire().await?;
+            let old = read(&mut connection, id).await?.ok_or(Error::UnknownSale(id))?;
             let Some(new) = changed(&old, change)? else {
                 return Ok(old);
             };
@@ -132,7 +133,8 @@ impl Catalogue {
                 .bind(new.starts_at)
                 .bind(new.ends_at);
             // No row: somebody else's change came first, and this one is judged again by what it left.
-            if let Some(SaleRow(sale)) = query.fetch_optional(&self.shared.pool).await? {
+            if let Some(SaleRow(sale)) = query.fetch_optional(&mut *connection).await? {
+                drop(connection);
                 self.show_own_change().await;
                 return Ok(sale);
             }
@@ -155,7 +157,7 @@ fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
         return Err(Error::IllegalMove { from: old.state, to: new.state });
     }
     if old.state == SaleState::Ended {
-        return Err(Error::Invalid("an ended sale keeps its times"));
+        return Err(Error::AlreadyEnded);
     }
     Ok(Some(new))
 }

@@ -11,9 +11,9 @@ use crate::domain::{OrderId, SaleId, UserId};
 #[derive(Clone, Debug)]
 pub struct Warm {
     pub generation: i64,
-    /// Units ever given to Redis.
-    pub redis_total: u32,
-    /// Of these, units that are left: all but those of the claims.
+    /// Units ever given to Redis: the ledger's `redis_total`.
+    pub total: u32,
+    /// Units that are left: all but those of the claims.
     pub available: u32,
     /// Live orders of pool `redis`. Those of the reserve have none: Redis never had their units.
     pub claims: Vec<WarmClaim>,
@@ -99,6 +99,6 @@ async fn open(connection: &mut PgConnection, sale: SaleId, seen_in_redis: i64) -
         error!(%fault, "the sale is not opened again from books that do not balance");
         return Err(fault);
     }
-    let (redis_total, available) = (stock.redis_total, stock.available);
-    Ok(Warm { generation: stock.generation, redis_total, available, claims, requests })
+    let (total, available) = (stock.redis_total, stock.available);
+    Ok(Warm { generation: stock.generation, total, available, claims, requests })
 }

@@ -41,7 +41,7 @@ pub use metrics::Metrics;
 pub use orders::Moved;
 pub use record::Recorded;
 pub use stock::StockRow;
-use transaction::to_the_end;
+pub(crate) use transaction::to_the_end;
 
 use crate::config;
 

@@ -1,5 +1,8 @@
 //! The ledger on a real PostgreSQL: whatever is delivered, in whatever order and however often, the books balance.
 
+#[path = "../support/postgres.rs"]
+mod postgres;
+
 mod generations;
 
 mod moves;

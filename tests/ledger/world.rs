@@ -1,6 +1,7 @@
 //! A database of its own for each test, sales in it, and messages for them.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use seckill::catalogue::{Catalogue, NewSale};
@@ -8,8 +9,11 @@ use seckill::config;
 use seckill::domain::{OrderId, OrderMessage, OrderStatus, Pool, RequestKey, SaleId, UserId};
 use seckill::ledger::{self, Ledger};
 use seckill::promises::LedgerView;
+use seckill::sandbox::Sandbox;
 use sqlx::PgPool;
 use time::OffsetDateTime;
+
+use crate::postgres;
 
 pub const PAY_WITHIN: Duration = Duration::from_secs(900);
 
@@ -22,12 +26,14 @@ pub struct World {
     /// Connections apart from the ledger's, for looking on and for getting in the way.
     pub outside: PgPool,
     settings: config::Postgres,
+    _sandbox: Arc<Sandbox>,
 }
 
 impl World {
     /// An empty, migrated database for the test of this name.
     pub async fn new(name: &str) -> Self {
-        let mut settings = settings(name).await;
+        let sandbox = postgres::running().await;
+        let mut settings = sandbox.settings(name).await.unwrap().postgres;
         // More than the recorders of any test, so that they meet in the database and not at the pool.
         settings.max_connections = 20;
         let ledger = Ledger::connect(&settings, PAY_WITHIN).await.unwrap();
@@ -35,7 +41,7 @@ impl World {
         let catalogue = Catalogue::load(ledger.pool().clone(), Duration::from_secs(3600)).await.unwrap();
         let url = secrecy::ExposeSecret::expose_secret(&settings.url).to_owned();
         let outside = PgPool::connect(&url).await.unwrap();
-        Self { ledger, catalogue, outside, settings }
+        Self { ledger, catalogue, outside, settings, _sandbox: sandbox }
     }
 
     /// A ledger in another process, as far as PostgreSQL can tell.
@@ -53,7 +59,7 @@ impl World {
             starts_at: now,
             ends_at: now + Duration::from_secs(3600),
             challenge: false,
-            stock: units,
+            total: units,
         };
         let sale = self.catalogue.create(new).await.unwrap();
         assert_eq!(self.ledger.open_generation(sale.id, 0).await.unwrap().generation, 1);
@@ -97,7 +103,7 @@ impl World {
 
     async fn until(&self, condition: &'static str, figure: i64) {
         let patience = tokio::time::Instant::now() + Duration::from_secs(10);
-        while !sqlx::query_scalar(condition).bind(figure).fetch_one(&self.outside).await.unwrap() {
+        while !sqlx::query_scalar::<_, bool>(condition).bind(figure).fetch_one(&self.outside).await.unwrap() {
             assert!(tokio::time::Instant::now() < patience, "in vain: {condition}, {figure}");
         }
     }
@@ -151,15 +157,4 @@ pub fn again(first: &OrderMessage) -> OrderMessage {
 pub fn with_key(message: OrderMessage, key: &str) -> OrderMessage {
     let request = Some(RequestKey { key: key.to_owned(), fingerprint: "0123456789abcdef".to_owned() });
     OrderMessage { request, ..message }
-}
-
-async fn settings(name: &str) -> config::Postgres {
-    let admin = std::env::var("SECKILL__POSTGRES__URL").unwrap();
-    let pool = PgPool::connect(&admin).await.unwrap();
-    let name = format!("{name}_{}", std::process::id());
-    let name = &name[name.len().saturating_sub(63)..];
-    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE \"{name}\""))).execute(&pool).await.unwrap();
-    let mut settings = config::Settings::load(None).unwrap().postgres;
-    settings.url = format!("{}/{name}", admin.rsplit_once('/').unwrap().0).into();
-    settings
 }
