@@ -103,5 +103,5 @@ CREATE TABLE blacklist (
     reason     text        NOT NULL,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT blacklist_pkey PRIMARY KEY (user_id),
-    CONSTRAINT blacklist_reason_length CHECK (char_length(reason) BETWEEN 1 AND 200)
+    CONSTRAINT blacklist_reason_length CHECK (char_length(reason) <= 200)
 );

@@ -87,16 +87,18 @@ impl Operator {
     }
 
     async fn look(&self, id: SaleId) -> Result<Vec<Finding>, Error> {
-        // Ledger before Redis: a claim is older than its row.
-        let ledger = self.ledger.view(id).await?.ok_or(Error::NoSuchSale)?;
-        let redis = self.stock.view(id).await.ok().flatten();
+        // In the order in which orders travel: whatever moves on in between is counted again further down, and looks
+        // unsettled rather than wrong. Ledger before Redis, because a claim is older than its row.
+        let outbox = self.stock.view(id).await.ok().flatten().map(|redis| redis.outbox);
         let kafka = self.kafka.clone();
         // Asking Kafka blocks a thread.
         let backlog = tokio::task::spawn_blocking(move || consumer::backlog(&kafka)).await;
-        let flow = match (&redis, backlog) {
-            (Some(redis), Ok(Ok(backlog))) => {
+        let ledger = self.ledger.view(id).await?.ok_or(Error::NoSuchSale)?;
+        let redis = self.stock.view(id).await.ok().flatten();
+        let flow = match (outbox, &redis, backlog) {
+            (Some(outbox), Some(redis), Ok(Ok(backlog))) => {
                 let rebuilding = !redis.selling || redis.generation != ledger.generation;
-                Some(Flow { outbox: redis.outbox, backlog, rebuilding })
+                Some(Flow { outbox: outbox.max(redis.outbox), backlog, rebuilding })
             }
             _ => None,
         };

@@ -1,5 +1,7 @@
 //! The relay on real servers: what is accepted reaches Kafka, whatever dies and whenever.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +12,9 @@ use redis::Script;
 use redis::aio::MultiplexedConnection;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
-use seckill::outbox::{self, GROUP, Metrics, Publisher, Relay, Worker};
+use seckill::outbox::{Metrics, Publisher, Relay, Worker};
 use seckill::sandbox::{Options, RedisOptions, Sandbox, shared};
+use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 use tokio_util::sync::CancellationToken;
 
@@ -34,7 +37,7 @@ fn relay(settings: &Settings, sales: &[SaleId]) -> Relay {
     Relay::new(settings, Arc::new(move || sales.clone()), &Registry::new()).unwrap()
 }
 
-/// Turns until the outbox is empty: the first may find that there is no group yet.
+/// Turns until the outbox is empty.
 async fn drain(worker: &mut Worker, redis: &mut MultiplexedConnection, sale: SaleId) {
     let start = Instant::now();
     while length(redis, sale).await > 0 {
@@ -81,7 +84,6 @@ async fn a_relay_killed_after_publishing_and_before_deleting_makes_the_message_c
     let all = orders(sale(1), 0..20);
     append(&mut redis, &all).await;
     let mut mortal = worker(&without_scripts(&settings).await, sale(1), "mortal");
-    mortal.run_once().await.unwrap();
     mortal.run_once().await.unwrap_err();
     drop(mortal);
     assert_eq!((copies(&settings).await.len(), length(&mut redis, sale(1)).await), (20, 20));
@@ -99,7 +101,6 @@ async fn after_an_error_a_relay_takes_up_its_own_entries_without_publishing_what
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..20)).await;
     let mut worker = worker(&without_scripts(&settings).await, sale(1), "a");
-    worker.run_once().await.unwrap();
     worker.run_once().await.unwrap_err();
     let mut grant = redis::cmd("ACL");
     grant.arg("SETUSER").arg("mortal").arg("+@scripting");
@@ -170,15 +171,15 @@ async fn an_entry_acknowledged_and_never_deleted_heals() {
     let settings = settings(shared().await.unwrap(), "relay_orphans").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..3)).await;
-    let key = outbox::key(sale(1));
-    redis::cmd("XGROUP").arg("CREATE").arg(&key).arg(GROUP).arg("0").query_async::<()>(&mut redis).await.unwrap();
+    let key = keys::outbox(sale(1));
+    redis::cmd("XGROUP").arg("CREATE").arg(&key).arg(RELAY_GROUP).arg("0").query_async::<()>(&mut redis).await.unwrap();
     let mut read = redis::cmd("XREADGROUP");
-    read.arg("GROUP").arg(GROUP).arg("dead").arg("STREAMS").arg(&key).arg(">");
+    read.arg("GROUP").arg(RELAY_GROUP).arg("dead").arg("STREAMS").arg(&key).arg(">");
     read.query_async::<redis::Value>(&mut redis).await.unwrap();
     let entries: Vec<(String, Vec<String>)> =
         redis::cmd("XRANGE").arg(&key).arg("-").arg("+").query_async(&mut redis).await.unwrap();
     for (id, _) in &entries {
-        redis::cmd("XACK").arg(&key).arg(GROUP).arg(id).query_async::<()>(&mut redis).await.unwrap();
+        redis::cmd("XACK").arg(&key).arg(RELAY_GROUP).arg(id).query_async::<()>(&mut redis).await.unwrap();
     }
     assert_eq!((pending(&mut redis, sale(1)).await, length(&mut redis, sale(1)).await), (0, 3));
     drain(&mut worker(&settings, sale(1), "healer"), &mut redis, sale(1)).await;
@@ -190,10 +191,10 @@ async fn a_pending_entry_whose_body_is_gone_stops_being_pending() {
     let settings = settings(shared().await.unwrap(), "relay_gone").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..3)).await;
-    let key = outbox::key(sale(1));
-    redis::cmd("XGROUP").arg("CREATE").arg(&key).arg(GROUP).arg("0").query_async::<()>(&mut redis).await.unwrap();
+    let key = keys::outbox(sale(1));
+    redis::cmd("XGROUP").arg("CREATE").arg(&key).arg(RELAY_GROUP).arg("0").query_async::<()>(&mut redis).await.unwrap();
     let mut read = redis::cmd("XREADGROUP");
-    read.arg("GROUP").arg(GROUP).arg("me").arg("STREAMS").arg(&key).arg(">");
+    read.arg("GROUP").arg(RELAY_GROUP).arg("me").arg("STREAMS").arg(&key).arg(">");
     read.query_async::<redis::Value>(&mut redis).await.unwrap();
     redis::cmd("XTRIM").arg(&key).arg("MAXLEN").arg(1).query_async::<()>(&mut redis).await.unwrap();
     assert_eq!(pending(&mut redis, sale(1)).await, 3);
@@ -205,7 +206,7 @@ async fn a_pending_entry_whose_body_is_gone_stops_being_pending() {
 async fn an_entry_that_is_no_order_goes_to_the_dead_letters_and_blocks_nothing() {
     let settings = settings(shared().await.unwrap(), "relay_malformed").await;
     let mut redis = redis(&settings).await;
-    let key = outbox::key(sale(1));
+    let key = keys::outbox(sale(1));
     append(&mut redis, &orders(sale(1), 0..2)).await;
     for fields in [&["colour", "blue"][..], &["order", "x", "user", "ada"], &["order", "\u{7f}", "b", "c"]] {
         redis::cmd("XADD").arg(&key).arg("*").arg(fields).query_async::<()>(&mut redis).await.unwrap();
@@ -228,7 +229,7 @@ async fn a_stream_that_does_not_exist_is_waited_for_and_never_made() {
     for _ in 0..3 {
         worker.run_once().await.unwrap();
     }
-    let exists: bool = redis::cmd("EXISTS").arg(outbox::key(sale(1))).query_async(&mut redis).await.unwrap();
+    let exists: bool = redis::cmd("EXISTS").arg(keys::outbox(sale(1))).query_async(&mut redis).await.unwrap();
     assert!(!exists);
     append(&mut redis, &[order(sale(1), 1)]).await;
     drain(&mut worker, &mut redis, sale(1)).await;
@@ -240,9 +241,9 @@ async fn an_outbox_with_orders_in_it_does_not_expire_while_kafka_is_away() {
     let settings = settings(shared().await.unwrap(), "relay_expiry").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &[order(sale(1), 1)]).await;
-    let key = outbox::key(sale(1));
+    let key = keys::outbox(sale(1));
     redis::cmd("PEXPIRE").arg(&key).arg(30_000).query_async::<()>(&mut redis).await.unwrap();
-    worker(&without_scripts(&settings).await, sale(1), "a").run_once().await.unwrap();
+    worker(&without_scripts(&settings).await, sale(1), "a").run_once().await.unwrap_err();
     let left: i64 = redis::cmd("TTL").arg(&key).query_async(&mut redis).await.unwrap();
     assert!(left > 3600, "{left} s");
 }
@@ -408,7 +409,7 @@ async fn a_relay_finds_sales_that_open_later_and_leaves_those_that_are_over() {
 async fn acknowledge(redis: &mut MultiplexedConnection, pairs: &[(&str, &str)]) -> (u64, u64, u64, u64) {
     let script = Script::new(include_str!("../lua/ack.lua"));
     let mut call = script.prepare_invoke();
-    call.key(outbox::key(sale(1))).arg(GROUP);
+    call.key(keys::outbox(sale(1))).arg(RELAY_GROUP);
     for (id, order) in pairs {
         call.arg(id).arg(order);
     }
@@ -416,15 +417,15 @@ async fn acknowledge(redis: &mut MultiplexedConnection, pairs: &[(&str, &str)]) 
 }
 
 async fn every_branch_of_the_script(redis: &mut MultiplexedConnection) {
-    let key = outbox::key(sale(1));
+    let key = keys::outbox(sale(1));
     assert_eq!(acknowledge(redis, &[("1-0", "x")]).await, (0, 1, 0, 0), "no stream");
     for (id, field) in [("1-0", "order"), ("2-0", "order"), ("3-0", "colour"), ("4-0", "order")] {
         redis::cmd("XADD").arg(&key).arg(id).arg(field).arg("mine").query_async::<()>(redis).await.unwrap();
     }
     assert_eq!(acknowledge(redis, &[("9-0", "mine")]).await, (0, 1, 0, 4), "no group");
-    redis::cmd("XGROUP").arg("CREATE").arg(&key).arg(GROUP).arg("0").query_async::<()>(redis).await.unwrap();
+    redis::cmd("XGROUP").arg("CREATE").arg(&key).arg(RELAY_GROUP).arg("0").query_async::<()>(redis).await.unwrap();
     let mut read = redis::cmd("XREADGROUP");
-    read.arg("GROUP").arg(GROUP).arg("me").arg("STREAMS").arg(&key).arg(">");
+    read.arg("GROUP").arg(RELAY_GROUP).arg("me").arg("STREAMS").arg(&key).arg(">");
     read.query_async::<redis::Value>(redis).await.unwrap();
     redis::cmd("XDEL").arg(&key).arg("4-0").query_async::<()>(redis).await.unwrap();
     assert_eq!(pending(redis, sale(1)).await, 4);
@@ -437,6 +438,29 @@ async fn every_branch_of_the_script(redis: &mut MultiplexedConnection) {
     assert_eq!(pending(redis, sale(1)).await, 1);
     assert_eq!(acknowledge(redis, &[mine, nameless, gone]).await, (0, 3, 0, 1), "a repeat changes nothing");
     assert_eq!(acknowledge(redis, &[("2-0", "mine")]).await, (1, 0, 0, 0));
+
+    // The head of the stream goes in one cut, and nothing beyond it.
+    let sequence = "7-18446744073709551615";
+    for id in ["5-1", "5-2", "6-0", sequence] {
+        redis::cmd("XADD").arg(&key).arg(id).arg("order").arg(id).query_async::<()>(redis).await.unwrap();
+    }
+    let mut read = redis::cmd("XREADGROUP");
+    read.arg("GROUP").arg(RELAY_GROUP).arg("me").arg("STREAMS").arg(&key).arg(">");
+    read.query_async::<redis::Value>(redis).await.unwrap();
+    assert_eq!(acknowledge(redis, &[("5-1", "5-1"), ("5-2", "another")]).await, (1, 0, 1, 3), "not all mine");
+    assert_eq!(acknowledge(redis, &[("6-0", "6-0")]).await, (1, 0, 0, 2), "not the head");
+    assert_eq!(acknowledge(redis, &[("5-2", "5-2")]).await, (1, 0, 0, 1), "the head");
+    assert_eq!(acknowledge(redis, &[(sequence, sequence)]).await, (1, 0, 0, 0), "an id with no next one");
+    assert_eq!(pending(redis, sale(1)).await, 0);
+
+    let many: Vec<String> = (0..2500).map(|n| format!("9-{n}")).collect();
+    for id in &many {
+        redis::cmd("XADD").arg(&key).arg(id).arg("order").arg("mine").query_async::<()>(redis).await.unwrap();
+    }
+    read.query_async::<redis::Value>(redis).await.unwrap();
+    let pairs: Vec<_> = many.iter().map(|id| (id.as_str(), "mine")).collect();
+    assert_eq!(acknowledge(redis, &pairs[..2400]).await, (2400, 0, 0, 100));
+    assert_eq!(pending(redis, sale(1)).await, 100);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ mod target;
 
 use std::path::PathBuf;
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
 use seckill::demo::{say, write};
 use seckill::drive::demand::Shape;
@@ -26,7 +26,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Puts a sale on, lets buyers loose, and judges.
-    Run(Run),
+    Run(Box<Run>),
     /// One role of the service, for the sandbox's own processes.
     #[command(hide = true)]
     Role {
@@ -85,10 +85,35 @@ impl Run {
             demand.buyers,
             demand.window.as_secs_f64()
         ))?;
-        let report = self.target.play(&self.crowd, demand).await?;
+        // Ctrl-C must still stop a sandbox's servers and remove their folder.
+        let report = tokio::select! {
+            report = self.target.play(&self.crowd, demand) => report?,
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        };
         say(Shown(&report))?;
         write(self.report.as_deref(), &report)?;
         ensure!(report.verdict == Verdict::Pass, "promises were not kept");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_run_needs_a_sandbox_or_urls_and_not_both() {
+        let parse = |args: &[&str]| Cli::try_parse_from(["loadtest", "run", "rush"].iter().chain(args)).is_ok();
+        assert!(parse(&["--sandbox"]));
+        assert!(parse(&["--url", "http://127.0.0.1:1", "--url", "http://127.0.0.1:2"]));
+        assert!(!parse(&[]));
+        assert!(!parse(&["--sandbox", "--url", "http://127.0.0.1:1"]));
     }
 }

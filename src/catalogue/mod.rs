@@ -14,6 +14,7 @@ mod sales;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -40,6 +41,8 @@ struct Shared {
     /// One refresh at a time, or a slow old read would overwrite a newer one.
     refreshing: Mutex<()>,
     nudged: Notify,
+    /// Whether the last round of the poller failed.
+    stale: AtomicBool,
 }
 
 /// What a node knows, replaced as a whole.
@@ -57,8 +60,15 @@ impl Catalogue {
     pub async fn load(pool: PgPool, retention: Duration) -> Result<Self, Error> {
         // PostgreSQL's intervals count microseconds; whole seconds will do.
         let retention = Duration::from_secs(retention.as_secs());
-        let (copy, refreshing, nudged) = (ArcSwap::default(), Mutex::default(), Notify::new());
-        let catalogue = Self { shared: Arc::new(Shared { pool, retention, copy, refreshing, nudged }) };
+        let shared = Shared {
+            pool,
+            retention,
+            copy: ArcSwap::default(),
+            refreshing: Mutex::default(),
+            nudged: Notify::new(),
+            stale: AtomicBool::new(false),
+        };
+        let catalogue = Self { shared: Arc::new(shared) };
         catalogue.refresh().await?;
         Ok(catalogue)
     }

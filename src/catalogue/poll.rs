@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -44,7 +45,6 @@ impl Catalogue {
 
     /// Refreshes each `period`, and when nudged, until `stop`.
     pub async fn run(&self, period: Duration, stop: CancellationToken) {
-        let mut stale = false;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -52,19 +52,24 @@ impl Catalogue {
                 () = self.shared.nudged.notified() => {}
             }
             // Plain reads, no transaction: cutting them off leaves nothing behind.
-            let refreshed = stop.run_until_cancelled(tokio::time::timeout(PATIENCE, self.refresh())).await;
-            let fault = match refreshed {
-                None => return,
-                Some(Ok(Ok(()))) => None,
-                Some(Ok(Err(fault))) => Some(fault.to_string()),
-                Some(Err(_)) => Some(format!("no answer within {PATIENCE:?}")),
-            };
-            let was_stale = std::mem::replace(&mut stale, fault.is_some());
-            match fault {
-                Some(fault) if !was_stale => warn!(fault, "the catalogue is not refreshed; going on with the old copy"),
-                None if was_stale => info!("the catalogue is fresh again"),
-                _ => {}
+            if stop.run_until_cancelled(self.run_once()).await.is_none() {
+                return;
             }
+        }
+    }
+
+    /// One round of `run`: refreshes, and says so when that begins to fail or to succeed again.
+    pub async fn run_once(&self) {
+        let fault = match tokio::time::timeout(PATIENCE, self.refresh()).await {
+            Ok(Ok(())) => None,
+            Ok(Err(fault)) => Some(fault.to_string()),
+            Err(_) => Some(format!("no answer within {PATIENCE:?}")),
+        };
+        let was_stale = self.shared.stale.swap(fault.is_some(), Ordering::Relaxed);
+        match fault {
+            Some(fault) if !was_stale => warn!(fault, "the catalogue is not refreshed; going on with the old copy"),
+            None if was_stale => info!("the catalogue is fresh again"),
+            _ => {}
         }
     }
 

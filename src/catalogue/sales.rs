@@ -90,7 +90,7 @@ impl FromRow<'_, PgRow> for SaleRow {
     }
 }
 
-/// The sale as PostgreSQL knows it now, within the caller's transaction if there is one.
+/// The sale as PostgreSQL knows it now, past retention or not; within the caller's transaction if there is one.
 pub(crate) async fn read(connection: &mut PgConnection, sale: SaleId) -> sqlx::Result<Option<Sale>> {
     let row: Option<SaleRow> = sqlx::query_as(READ).bind(sale.get()).fetch_optional(connection).await?;
     Ok(row.map(|row| row.0))
@@ -121,8 +121,8 @@ impl Catalogue {
     /// Nothing of an ended sale changes.
     pub async fn change(&self, id: SaleId, change: SaleChange) -> Result<Sale, Error> {
         loop {
-            let row: Option<SaleRow> = sqlx::query_as(READ).bind(id.get()).fetch_optional(&self.shared.pool).await?;
-            let SaleRow(old) = row.ok_or(Error::UnknownSale(id))?;
+            let mut connection = self.shared.pool.acquire().await?;
+            let old = read(&mut connection, id).await?.ok_or(Error::UnknownSale(id))?;
             let Some(new) = changed(&old, change)? else {
                 return Ok(old);
             };
@@ -133,7 +133,8 @@ impl Catalogue {
                 .bind(new.starts_at)
                 .bind(new.ends_at);
             // No row: somebody else's change came first, and this one is judged again by what it left.
-            if let Some(SaleRow(sale)) = query.fetch_optional(&self.shared.pool).await? {
+            if let Some(SaleRow(sale)) = query.fetch_optional(&mut *connection).await? {
+                drop(connection);
                 self.show_own_change().await;
                 return Ok(sale);
             }

@@ -66,11 +66,12 @@ impl Demo {
         say("seckill demo: a whole flash sale on this machine\n")?;
         let began = Instant::now();
         let stage = Stage::set(&Program::this()?, self.nodes.into()).await?;
-        say(format_args!(
-            "  servers   Redis, PostgreSQL, {}; up in {:.1} s",
-            stage.sandbox.broker_kind(),
-            began.elapsed().as_secs_f64()
-        ))?;
+        let (broker, seconds) = (stage.broker(), began.elapsed().as_secs_f64());
+        say(format_args!("  servers   Redis (appendfsync {}), PostgreSQL, {broker}", stage.redis_fsync()))?;
+        if stage.broker_is_a_stand_in() {
+            say("            no Java or no Kafka was found: the broker inside librdkafka stands in, in memory only")?;
+        }
+        say(format_args!("            up in {seconds:.1} s, in {}", stage.sandbox.folder().display()))?;
         say(format_args!("  service   {} nodes, a relay and a consumer, each a process of its own", self.nodes))?;
         let demand = Demand { buyers: self.buyers, ..Demand::default() };
         say(format_args!(
@@ -100,8 +101,8 @@ pub async fn rush(
 ) -> anyhow::Result<Report> {
     let witness = Stores::connect(&stage.settings).await?;
     let setting = Setting {
-        broker: stage.sandbox.broker_kind().to_owned(),
-        redis_fsync: "always".to_owned(),
+        broker: stage.broker().to_owned(),
+        redis_fsync: stage.redis_fsync().to_owned(),
         nodes: stage.urls.len(),
         stock,
     };

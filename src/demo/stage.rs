@@ -18,6 +18,9 @@ use crate::sandbox::{Options, Process, Sandbox};
 /// How long a node may take to become ready.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The broker that a sandbox runs for want of Java or of Kafka.
+const STAND_IN: &str = "librdkafka-mock";
+
 /// How the roles of the service are started.
 pub struct Program {
     pub path: PathBuf,
@@ -52,7 +55,10 @@ impl Stage {
         let settings = open_doors(sandbox.settings("demo").await?);
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(settings.orders.pay_within_s)).await?;
         ledger::migrate(ledger.pool()).await.context("the schema")?;
-        outbox::topics::ensure(&settings.kafka).await.context("the topics")?;
+        if sandbox.broker_kind() != STAND_IN {
+            // The stand-in takes no such orders; its topics came with the settings.
+            outbox::topics::ensure(&settings.kafka).await.context("the topics")?;
+        }
         let mut stage = Self { processes: Vec::new(), sandbox, settings, urls: Vec::new() };
         for node in 0..nodes.max(1) {
             let mut settings = stage.settings.clone();
@@ -61,8 +67,7 @@ impl Stage {
             stage.urls.push(format!("http://{}", settings.http.bind));
         }
         for role in ["relay", "consume"] {
-            let mut settings = stage.settings.clone();
-            settings.http.bind = (Ipv4Addr::LOCALHOST, free_port()?).into();
+            let settings = stage.settings.clone();
             stage.start(program, role, role, &settings)?;
         }
         stage.wait_until_ready().await?;
@@ -93,6 +98,21 @@ impl Stage {
             }
         }
         self.check()
+    }
+
+    /// Which broker carries the orders.
+    pub fn broker(&self) -> &'static str {
+        self.sandbox.broker_kind()
+    }
+
+    /// Whether it is not Kafka, for want of Java or of Kafka.
+    pub fn broker_is_a_stand_in(&self) -> bool {
+        self.broker() == STAND_IN
+    }
+
+    /// How Redis syncs its append-only file. A Redis that was there before is not asked.
+    pub fn redis_fsync(&self) -> &'static str {
+        if self.sandbox.redis().pid().is_some() { "always" } else { "unknown" }
     }
 
     /// Fails if a role has ended.

@@ -44,8 +44,9 @@ pub struct ClientRecord {
     /// Microseconds from the intended start of a click to its answer.
     pub accepted_us: Histogram<u64>,
     pub refused_us: Histogram<u64>,
-    /// When the last answer of each kind came, from the start of the sale.
+    /// When the last new order was accepted, from the start of the sale.
     pub last_accepted: Duration,
+    /// When the last refusal came, from the start of the sale.
     pub last_refused: Duration,
 }
 
@@ -135,9 +136,11 @@ impl Recorder {
             Answer::Accepted(order) => {
                 self.tally.accepted.fetch_add(1, Relaxed);
                 record.accepted_answers += 1;
-                record.accepted.insert((*order, buyer));
                 record.accepted_us.saturating_record(us);
-                record.last_accepted = since_start;
+                // A replay is an answer, but no sale.
+                if record.accepted.insert((*order, buyer)) {
+                    record.last_accepted = since_start;
+                }
             }
             Answer::Refused(code) => {
                 self.tally.refused.fetch_add(1, Relaxed);

@@ -50,6 +50,9 @@ pub struct Report {
     pub latency_ms: Latencies,
     pub promises: Vec<Finding>,
     pub verdict: Verdict,
+    /// Whether everything had arrived when the judge looked.
+    #[serde(skip)]
+    pub settled: bool,
 }
 
 /// Per second, from the start of the sale to the last of its kind.
@@ -93,10 +96,10 @@ impl Quantiles {
 }
 
 impl Verdict {
-    /// Passes when no promise is broken and at least one purchase was accepted: where nothing was bought there is
-    /// nothing to keep.
-    pub fn of(promises: &[Finding], accepted: u64) -> Self {
+    /// Passes when no promise is broken, nothing is left on its way, and at least one purchase was accepted: where
+    /// nothing was bought there is nothing to keep, and an order that never arrives is a promise not kept.
+    pub fn of(promises: &[Finding], accepted: u64, settled: bool) -> Self {
         let broken = promises.iter().any(|finding| finding.holds == Standing::Broken);
-        if broken || accepted == 0 { Self::Fail } else { Self::Pass }
+        if broken || accepted == 0 || !settled { Self::Fail } else { Self::Pass }
     }
 }

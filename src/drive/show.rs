@@ -97,6 +97,7 @@ impl Shown<'_> {
             Verdict::Pass if open == 0 => "pass: every promise holds".to_owned(),
             Verdict::Pass => format!("pass: no promise is broken, {open} not checked"),
             Verdict::Fail if self.0.accepted == 0 => "fail: nothing was bought".to_owned(),
+            Verdict::Fail if !self.0.settled => "fail: orders were still on their way when patience ended".to_owned(),
             Verdict::Fail => "fail: a promise is broken".to_owned(),
         };
         write!(f, "\nVerdict  {verdict}")

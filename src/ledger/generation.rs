@@ -5,23 +5,20 @@ use tracing::error;
 
 use super::rows::{count, word};
 use super::{Error, Ledger, StockRow, to_the_end};
-use crate::catalogue;
-use crate::domain::{OrderId, Sale, SaleId, UserId};
+use crate::domain::{OrderId, SaleId, UserId};
 
 /// What Redis sells in its new life, read in the transaction that opened it.
 #[derive(Clone, Debug)]
 pub struct Warm {
     pub generation: i64,
-    /// Units ever given to Redis: `redis_total`.
+    /// Units ever given to Redis: the ledger's `redis_total`.
     pub total: u32,
-    /// Units that are left: total less the claims.
+    /// Units that are left: all but those of the claims.
     pub available: u32,
     /// Live orders of pool `redis`. Those of the reserve have none: Redis never had their units.
     pub claims: Vec<WarmClaim>,
     /// Every request key that was ever answered, closed and rejected orders and both pools included.
     pub requests: Vec<WarmRequest>,
-    /// State, times and revision at that moment.
-    pub sale: Sale,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,7 +99,6 @@ async fn open(connection: &mut PgConnection, sale: SaleId, seen_in_redis: i64) -
         error!(%fault, "the sale is not opened again from books that do not balance");
         return Err(fault);
     }
-    let sale = catalogue::read(connection, sale).await?.ok_or(Error::UnknownSale(sale))?;
     let (total, available) = (stock.redis_total, stock.available);
-    Ok(Warm { generation: stock.generation, total, available, claims, requests, sale })
+    Ok(Warm { generation: stock.generation, total, available, claims, requests })
 }

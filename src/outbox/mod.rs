@@ -27,18 +27,13 @@ use uuid::Uuid;
 pub(crate) use self::backoff::Backoff;
 pub use self::metrics::Metrics;
 pub use self::publisher::{Letter, Parcel, Publisher};
-pub use self::stream::{Acknowledged, GROUP, Receipt};
+pub use self::stream::{Acknowledged, Receipt};
 pub use self::worker::Worker;
 use crate::config::Settings;
 use crate::domain::SaleId;
 
 /// How often the list of sales is looked at. The first order of a sale waits this long at most for its relay.
 const LOOK_AROUND: Duration = Duration::from_millis(200);
-
-/// The outbox stream of a sale.
-pub fn key(sale: SaleId) -> String {
-    format!("seckill:v1:{{{sale}}}:outbox")
-}
 
 /// The sales whose outboxes are to be relayed: every sale that was ever opened, as long as its keys may live.
 pub type Sales = Arc<dyn Fn() -> Vec<SaleId> + Send + Sync>;

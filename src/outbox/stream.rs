@@ -14,9 +14,7 @@ use secrecy::ExposeSecret;
 
 use super::entry::{self, Entry};
 use crate::config;
-
-/// The consumer group that all relays read through.
-pub const GROUP: &str = "relay";
+use crate::stock::keys::RELAY_GROUP;
 
 /// An entry that Kafka has confirmed: what `ack.lua` needs to remove the right one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +98,7 @@ impl Stream {
 
     fn read(&self, count: usize, from: &str, block: Option<Duration>) -> Cmd {
         let mut command = redis::cmd("XREADGROUP");
-        command.arg("GROUP").arg(GROUP).arg(&self.consumer).arg("COUNT").arg(count);
+        command.arg("GROUP").arg(RELAY_GROUP).arg(&self.consumer).arg("COUNT").arg(count);
         if let Some(block) = block {
             // 0 would mean for ever.
             command.arg("BLOCK").arg(block.as_millis().max(1) as u64);
@@ -112,17 +110,16 @@ impl Stream {
     /// Entries that nobody has read yet. Waits up to `block` for the first one, or not at all.
     pub(super) async fn read_new(&mut self, count: usize, block: Option<Duration>) -> Result<Read, RedisError> {
         let command = self.read(count, ">", block);
-        match self.query::<Value>(&command).await {
-            Ok(answer) => Ok(Read::Entries(entry::entries_of_one_stream(answer)?)),
+        let answer = match self.query::<Value>(&command).await {
             Err(error) if error.code() == Some("NOGROUP") => {
-                if self.create_group().await? {
-                    Ok(Read::Entries(Vec::new()))
-                } else {
-                    Ok(Read::NoStream)
+                if !self.create_group().await? {
+                    return Ok(Read::NoStream);
                 }
+                self.query(&command).await?
             }
-            Err(error) => Err(error),
-        }
+            answer => answer?,
+        };
+        Ok(Read::Entries(entry::entries_of_one_stream(answer)?))
     }
 
     /// Entries after `cursor` that were read under this consumer's name and not acknowledged; those that were
@@ -140,7 +137,7 @@ impl Stream {
     /// Without MKSTREAM: a stream that this relay made would have no time to live.
     async fn create_group(&mut self) -> Result<bool, RedisError> {
         let mut command = redis::cmd("XGROUP");
-        command.arg("CREATE").arg(&self.key).arg(GROUP).arg("0");
+        command.arg("CREATE").arg(&self.key).arg(RELAY_GROUP).arg("0");
         match self.query::<Value>(&command).await {
             Ok(_) => Ok(true),
             Err(error) if error.code() == Some("BUSYGROUP") => Ok(true),
@@ -158,7 +155,7 @@ impl Stream {
         count: usize,
     ) -> Result<(String, Vec<Entry>), RedisError> {
         let mut command = redis::cmd("XAUTOCLAIM");
-        command.arg(&self.key).arg(GROUP).arg(&self.consumer).arg(idle.as_millis() as u64).arg(cursor);
+        command.arg(&self.key).arg(RELAY_GROUP).arg(&self.consumer).arg(idle.as_millis() as u64).arg(cursor);
         command.arg("COUNT").arg(count);
         match self.query::<Value>(&command).await {
             Ok(answer) => entry::claimed(answer),
@@ -178,7 +175,7 @@ impl Stream {
             return Ok(Vec::new());
         }
         let mut claim = redis::cmd("XCLAIM");
-        claim.arg(&self.key).arg(GROUP).arg(&self.consumer).arg(idle.as_millis() as u64);
+        claim.arg(&self.key).arg(RELAY_GROUP).arg(&self.consumer).arg(idle.as_millis() as u64);
         for entry in &oldest {
             claim.arg(&entry.id);
         }
@@ -197,7 +194,7 @@ impl Stream {
             Err(error) => return Err(error),
         };
         let named = |group: &HashMap<String, Value>| {
-            group.get("name").is_some_and(|name| *name == Value::BulkString(GROUP.into()))
+            group.get("name").is_some_and(|name| *name == Value::BulkString(RELAY_GROUP.into()))
         };
         let group = groups.into_iter().find(named);
         let last = group.and_then(|mut group| group.remove("last-delivered-id"));
@@ -207,7 +204,7 @@ impl Stream {
     /// Tells other relays that this one still works on these entries.
     pub(super) async fn keep<'a>(&mut self, ids: impl Iterator<Item = &'a str>) -> Result<(), RedisError> {
         let mut command = redis::cmd("XCLAIM");
-        command.arg(&self.key).arg(GROUP).arg(&self.consumer).arg(0);
+        command.arg(&self.key).arg(RELAY_GROUP).arg(&self.consumer).arg(0);
         for id in ids {
             command.arg(id);
         }
@@ -218,7 +215,7 @@ impl Stream {
     /// Removes confirmed entries.
     pub(super) async fn acknowledge(&mut self, receipts: &[Receipt]) -> Result<Acknowledged, RedisError> {
         let mut call = ACK.prepare_invoke();
-        call.key(&self.key).arg(GROUP);
+        call.key(&self.key).arg(RELAY_GROUP);
         for receipt in receipts {
             call.arg(&receipt.id).arg(&receipt.order);
         }

@@ -23,6 +23,7 @@ use super::publisher::{Condition, Letter, Parcel, Publisher};
 use super::stream::{Read, Receipt, Stream};
 use crate::config::Settings;
 use crate::domain::SaleId;
+use crate::stock::keys;
 
 /// First and longest wait after a failed delivery or a failed Redis command.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -82,7 +83,7 @@ impl Worker {
             block,
             claim_after,
             retention: settings.redis.retention(),
-            stream: Stream::new(&settings.redis, block, super::key(sale), consumer.to_owned())?,
+            stream: Stream::new(&settings.redis, block, keys::outbox(sale), consumer.to_owned())?,
             publisher,
             metrics,
             under_way: VecDeque::new(),
@@ -221,7 +222,7 @@ impl Worker {
                     topic: Arc::clone(&self.dead_letters),
                     key: entry.id.clone().into_bytes(),
                     payload: entry.to_json(),
-                    headers: vec![("reason", reason.to_string()), ("source", super::key(self.sale))],
+                    headers: vec![("reason", reason.to_string()), ("source", keys::outbox(self.sale))],
                 }
             }
         };

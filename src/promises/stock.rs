@@ -79,7 +79,7 @@ pub(super) fn covered(snapshot: &Snapshot) -> Judged {
     let mut live_orders = 0;
     for order in live(ledger).filter(|order| order.pool == Pool::Redis) {
         live_orders += 1;
-        if !claims.get(&order.user).is_some_and(|claim| claim.order == order.id) {
+        if claims.get(&order.user).is_none_or(|claim| claim.order != order.id) {
             faults.push(format!("live order {} has no claim", order.id));
         }
     }

@@ -13,6 +13,7 @@ use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
 use seckill::outbox;
 use seckill::sandbox::Sandbox;
+use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 
 /// Generous: a bound for broken code.
@@ -63,7 +64,7 @@ pub async fn append(redis: &mut MultiplexedConnection, orders: &[OrderMessage]) 
         let mut pipeline = redis::pipe();
         for order in chunk {
             let mut add = redis::cmd("XADD");
-            add.arg(outbox::key(order.sale)).arg("*");
+            add.arg(keys::outbox(order.sale)).arg("*");
             add.arg("order").arg(order.id.to_string()).arg("user").arg(order.user.as_str());
             add.arg("quantity").arg(order.quantity).arg("generation").arg(order.generation);
             add.arg("accepted_ms").arg(order.accepted_ms);
@@ -74,13 +75,13 @@ pub async fn append(redis: &mut MultiplexedConnection, orders: &[OrderMessage]) 
 }
 
 pub async fn length(redis: &mut MultiplexedConnection, sale: SaleId) -> u64 {
-    redis::cmd("XLEN").arg(outbox::key(sale)).query_async(redis).await.unwrap()
+    redis::cmd("XLEN").arg(keys::outbox(sale)).query_async(redis).await.unwrap()
 }
 
 /// Entries that are read and not acknowledged.
 pub async fn pending(redis: &mut MultiplexedConnection, sale: SaleId) -> u64 {
     let mut command = redis::cmd("XPENDING");
-    command.arg(outbox::key(sale)).arg(outbox::GROUP);
+    command.arg(keys::outbox(sale)).arg(RELAY_GROUP);
     match command.query_async::<Vec<redis::Value>>(redis).await {
         Ok(summary) => redis::from_redis_value(summary[0].clone()).unwrap(),
         Err(_) => 0,
@@ -90,7 +91,7 @@ pub async fn pending(redis: &mut MultiplexedConnection, sale: SaleId) -> u64 {
 /// The orders that stand in an outbox.
 pub async fn standing(redis: &mut MultiplexedConnection, sale: SaleId) -> Vec<OrderId> {
     let mut range = redis::cmd("XRANGE");
-    range.arg(outbox::key(sale)).arg("-").arg("+");
+    range.arg(keys::outbox(sale)).arg("-").arg("+");
     let entries: Vec<(String, Vec<String>)> = range.query_async(redis).await.unwrap();
     entries.into_iter().map(|(_, fields)| fields[1].parse().unwrap()).collect()
 }

@@ -117,6 +117,13 @@ async fn a_shop_that_rejects_an_accepted_order_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn orders_that_never_arrive_are_no_pass() {
+    let report = verdict(50, Fault::Stuck).await;
+    assert_eq!(broken(&report), Vec::<&str>::new());
+    assert_eq!(report.verdict, Verdict::Fail);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn answers_that_never_came_are_unconfirmed_and_no_fault_of_the_orders() {
     let report = verdict(100, Fault::Mute).await;
     assert_eq!(broken(&report), Vec::<&str>::new());

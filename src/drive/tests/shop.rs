@@ -29,6 +29,8 @@ pub enum Fault {
     Mute,
     /// Answers every third request 503 and sells nothing.
     Busy,
+    /// Says that its last order is still on its way, for ever.
+    Stuck,
     /// Takes a while for each answer.
     Slow(Duration),
 }
@@ -202,7 +204,7 @@ impl Witness for Shop {
     }
 
     async fn flow(&self, _: SaleId) -> anyhow::Result<Option<Flow>> {
-        Ok(Some(Flow::default()))
+        Ok(Some(Flow { backlog: u64::from(self.fault == Fault::Stuck), ..Flow::default() }))
     }
 
     async fn sold(&self, _: SaleId) -> anyhow::Result<Option<i64>> {

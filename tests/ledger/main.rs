@@ -1,0 +1,16 @@
+//! The ledger on a real PostgreSQL: whatever is delivered, in whatever order and however often, the books balance.
+
+#[path = "../support/postgres.rs"]
+mod postgres;
+
+mod generations;
+
+mod moves;
+
+mod races;
+
+mod recording;
+
+mod stock;
+
+mod world;

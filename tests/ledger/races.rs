@@ -1,0 +1,225 @@
+//! Recorders, cancellers and strangers at the same row at the same time.
+
+use std::sync::Arc;
+
+use seckill::domain::{OrderStatus, Reason};
+use seckill::ledger::{Error, Recorded};
+use sqlx::Connection;
+
+use crate::world::{World, again, assert_balanced, count, message, messages};
+
+/// failure mode 36: stock is read, changed and written back, and one of two changes is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn eight_recorders_on_one_hot_sale_never_read_modify_write_the_stock_wrongly() {
+    let world = World::new("eight_recorders").await;
+    let sale = world.sale(500).await;
+    let mut recorders = tokio::task::JoinSet::new();
+    for first in (0..2000).step_by(250) {
+        let ledger = world.another_ledger().await;
+        recorders.spawn(async move {
+            let mut outcome = (0, 0, 0);
+            for batch in messages(sale, first..first + 250).chunks(25) {
+                let recorded = ledger.record(batch).await.unwrap();
+                outcome.0 += recorded.created;
+                outcome.1 += recorded.sold_out;
+                outcome.2 += recorded.skipped + recorded.already_purchased + recorded.superseded;
+            }
+            outcome
+        });
+    }
+    let outcomes = recorders.join_all().await;
+    let sum = outcomes.iter().fold((0, 0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1, sum.2 + one.2));
+    assert_eq!(sum, (500, 1500, 0));
+    let view = world.view(sale).await;
+    assert_eq!((view.available, count(&view, OrderStatus::Created)), (0, 500));
+    assert_eq!(view.orders.len(), 2000);
+}
+
+/// failure mode 23: check-then-insert, and two consumers pass the check.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_consumers_pass_the_check_and_one_inserts() {
+    let world = World::new("two_pass_the_check").await;
+    let sale = world.sale(10).await;
+    let order = message(sale, 1);
+
+    // Both have read and found no row when they reach the stock row, which is held.
+    let mut holder = world.outside.acquire().await.unwrap();
+    let mut hold = holder.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM stock FOR UPDATE").execute(&mut *hold).await.unwrap();
+    let consume = async || {
+        let ledger = world.another_ledger().await;
+        ledger.record(std::slice::from_ref(&order)).await.unwrap()
+    };
+    let release = async {
+        world.until_waiting(2).await;
+        hold.rollback().await.unwrap();
+    };
+    let (one, other, ()) = tokio::join!(consume(), consume(), release);
+
+    assert_eq!((one.created + other.created, one.skipped + other.skipped), (1, 1));
+    let view = world.view(sale).await;
+    assert_eq!((view.orders.len(), view.available), (1, 9));
+}
+
+/// Raises `code` in place of the first `times` inserts. A sequence forgets nothing when a transaction fails.
+async fn inject(world: &World, code: &str, times: i64) {
+    let sql = format!(
+        "CREATE SEQUENCE injected;
+         CREATE FUNCTION inject() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             IF nextval('injected') <= {times} THEN RAISE EXCEPTION 'injected' USING ERRCODE = '{code}'; END IF;
+             RETURN NULL;
+         END $$;
+         CREATE TRIGGER inject BEFORE INSERT ON orders FOR EACH STATEMENT EXECUTE FUNCTION inject();"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&world.outside).await.unwrap();
+}
+
+fn figure(world: &World, name: &str) -> f64 {
+    let registry = prometheus::Registry::new();
+    world.ledger.metrics().register(&registry).unwrap();
+    let families = registry.gather();
+    let family = families.iter().find(|family| family.name() == name).unwrap();
+    family.get_metric()[0].get_counter().get_value()
+}
+
+/// failure mode 33: a deadlock between inserts is not retried, and an order fails by SQLSTATE.
+#[tokio::test]
+async fn a_deadlock_or_a_serialization_failure_is_retried_and_no_order_fails_by_sqlstate() {
+    for code in ["40P01", "40001", "23505"] {
+        let world = World::new(&format!("retried_{code}")).await;
+        let sale = world.sale(10).await;
+        inject(&world, code, 2).await;
+        assert_eq!(world.ledger.record(&messages(sale, 0..5)).await.unwrap().created, 5, "{code}");
+        assert_eq!(world.view(sale).await.available, 5);
+        assert_eq!(figure(&world, "seckill_ledger_lost_races_total"), 2.0);
+        assert_eq!(figure(&world, "seckill_ledger_row_locks_total"), 0.0);
+    }
+}
+
+#[tokio::test]
+async fn after_three_lost_races_the_batch_is_written_under_the_row_lock() {
+    let world = World::new("three_lost_races").await;
+    let sale = world.sale(10).await;
+    inject(&world, "40001", 3).await;
+    assert_eq!(world.ledger.record(&messages(sale, 0..5)).await.unwrap().created, 5);
+    assert_eq!(world.view(sale).await.available, 5);
+    assert_eq!(figure(&world, "seckill_ledger_row_locks_total"), 1.0);
+}
+
+#[tokio::test]
+async fn a_batch_that_is_cut_off_each_time_is_refused_whole_and_may_be_repeated() {
+    let world = World::new("cut_off").await;
+    let sale = world.sale(10).await;
+    inject(&world, "40P01", 6).await;
+    let batch = messages(sale, 0..5);
+    assert!(matches!(world.ledger.record(&batch).await, Err(Error::Contended(named)) if named == sale));
+    assert_eq!(world.view(sale).await.orders.len(), 0);
+    assert_eq!(world.ledger.record(&batch).await.unwrap().created, 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_live_order_that_a_stranger_inserts_meanwhile_is_a_lost_race_not_a_fault() {
+    let world = World::new("stranger").await;
+    let sale = world.sale(10).await;
+    let (first, second) = (message(sale, 1), again(&message(sale, 1)));
+    let mut stranger = world.outside.acquire().await.unwrap();
+    let mut strange = stranger.begin().await.unwrap();
+    // Past the version: only the unique index is left to notice.
+    sqlx::query(
+        "WITH taken AS (UPDATE stock SET available = available - 1 RETURNING sale_id)
+         INSERT INTO orders (id, sale_id, user_id, quantity, amount_cents, status, pool, generation, pay_before)
+         SELECT $1, sale_id, $2, 1, 0, 'created', 'redis', 1, clock_timestamp() FROM taken",
+    )
+    .bind(first.id.uuid())
+    .bind(first.user.as_str())
+    .execute(&mut *strange)
+    .await
+    .unwrap();
+    let commit = async {
+        world.until_waiting(1).await;
+        strange.commit().await.unwrap();
+    };
+    let (recorded, ()) = tokio::join!(world.ledger.record(std::slice::from_ref(&second)), commit);
+    assert_eq!(recorded.unwrap(), Recorded { already_purchased: 1, ..Recorded::default() });
+    let row = world.ledger.order(second.id).await.unwrap().unwrap();
+    assert_eq!(row.reason, Some(Reason::AlreadyPurchased));
+    world.view(sale).await;
+}
+
+/// failure mode 32: a hot row starves the pool, and unrelated items fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_hot_row_does_not_starve_unrelated_sales() {
+    let world = World::new("hot_row").await;
+    let (hot, calm) = (world.sale(10).await, world.sale(10).await);
+    let mut holder = world.outside.acquire().await.unwrap();
+    let mut hold = holder.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM stock WHERE sale_id = $1 FOR UPDATE").bind(hot.get()).execute(&mut *hold).await.unwrap();
+
+    let waiting = Arc::new(world.ledger.clone());
+    let ledger = Arc::clone(&waiting);
+    let batch = messages(hot, 0..5);
+    let blocked = tokio::spawn(async move { ledger.record(&batch).await });
+    world.until_waiting(1).await;
+    assert_eq!(world.ledger.record(&messages(calm, 0..5)).await.unwrap().created, 5);
+    assert!(!blocked.is_finished());
+
+    hold.rollback().await.unwrap();
+    assert_eq!(blocked.await.unwrap().unwrap().created, 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn four_recorders_with_a_canceller_beside_them_balance_at_every_moment() {
+    let world = World::new("canceller").await;
+    let sale = world.sale(200).await;
+    let mut recorders = tokio::task::JoinSet::new();
+    for first in (0..800).step_by(200) {
+        let ledger = world.another_ledger().await;
+        recorders.spawn(async move {
+            for batch in messages(sale, first..first + 200).chunks(10) {
+                ledger.record(batch).await.unwrap();
+            }
+        });
+    }
+    let mut cancelled = 0;
+    while !recorders.is_empty() {
+        let view = world.view(sale).await;
+        for order in view.orders.iter().filter(|order| order.status == OrderStatus::Created).take(3) {
+            world.ledger.close(order.id, OrderStatus::Cancelled).await.unwrap();
+            cancelled += 1;
+        }
+        while let Some(ended) = recorders.try_join_next() {
+            ended.unwrap();
+        }
+    }
+    let view = world.view(sale).await;
+    assert_eq!(view.orders.len(), 800);
+    assert_eq!(count(&view, OrderStatus::Cancelled), cancelled);
+    // A freed unit may come after the last order that wanted one, but none is lost.
+    assert_eq!(view.available + count(&view, OrderStatus::Created) as i64, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_close_racing_the_record_of_the_next_order_leaves_one_live_order_at_most() {
+    let world = World::new("close_racing_record").await;
+    let sale = world.sale(1).await;
+    let mut bought = 0;
+    for round in 0..40 {
+        let first = message(sale, round);
+        let second = again(&first);
+        world.ledger.record(std::slice::from_ref(&first)).await.unwrap();
+        let (closed, recorded) = tokio::join!(
+            world.ledger.close(first.id, OrderStatus::Cancelled),
+            world.ledger.record(std::slice::from_ref(&second)),
+        );
+        closed.unwrap();
+        let recorded = recorded.unwrap();
+        assert_eq!(recorded.created + recorded.already_purchased, 1, "{recorded:?}");
+        bought += recorded.created;
+        world.ledger.close(second.id, OrderStatus::Cancelled).await.unwrap();
+        let view = world.ledger.view(sale).await.unwrap().unwrap();
+        assert_balanced(&view);
+        assert_eq!(view.available, 1);
+    }
+    assert!(bought <= 40);
+}
