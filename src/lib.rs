@@ -18,68 +18,68 @@
 //! Arrows point one way: `api` → `admission` → `sold_out` → `stock`, and the stages behind Redis never import the edge.
 //! What the whole of it promises is code, too: [`promises`].
 
-/// The words that everything else speaks in.
+// The words that everything else speaks in.
 pub mod domain;
 
-/// What is promised, as checks over a snapshot of ledger, Redis and the buyers' record.
+// What is promised, as checks over a snapshot of ledger, Redis and the buyers' record.
 pub mod promises;
 
-/// Steps 1 and 5. A request comes in here, and its answer goes out.
+// Steps 1 and 5. A request comes in here, and its answer goes out.
 pub mod api;
 
-/// Step 2. Keeps out who may not buy, and who asks too often.
+// Step 2. Keeps out who may not buy, and who asks too often.
 pub mod admission;
 
-/// Step 3. Answers most losers from memory.
+// Step 3. Answers most losers from memory.
 pub mod sold_out;
 
-/// Step 4. Decides, in one atomic script.
+// Step 4. Decides, in one atomic script.
 pub mod stock;
 
-/// How a script is run when Redis knows it, and when it does not.
+// How a script is run when Redis knows it, and when it does not.
 pub mod lua;
 
-/// Step 6. From Redis to Kafka, at least once.
+// Step 6. From Redis to Kafka, at least once.
 pub mod outbox;
 
-/// Step 7. From Kafka to the ledger, at least once.
+// Step 7. From Kafka to the ledger, at least once.
 pub mod consumer;
 
-/// Step 8. Makes rows of orders, each exactly once.
+// Step 8. Makes rows of orders, each exactly once.
 pub mod ledger;
 
-/// Step 9. From the ledger to Redis.
+// Step 9. From the ledger to Redis.
 pub mod reconcile;
 
-/// The operator's commands, the same by HTTP and by the command line.
+// The operator's commands, the same by HTTP and by the command line.
 pub mod operator;
 
-/// Which sales exist and who is blocked: the truth in PostgreSQL, a fresh copy on each node.
+// Which sales exist and who is blocked: the truth in PostgreSQL, a fresh copy on each node.
 pub mod catalogue;
 
-/// Every setting, with its default.
+// Every setting, with its default.
 pub mod config;
 
-/// The order in which a process stops.
+// The order in which a process stops.
 pub mod shutdown;
 
-/// Logs and metrics.
+// Logs and metrics.
 pub mod telemetry;
 
-/// Puts the parts together into roles.
+// Puts the parts together into roles.
 pub mod app;
 
-/// The `seckill` command.
+// The `seckill` command.
 pub mod cli;
 
-/// Private servers for tests and demo.
+// Private servers for tests and demo.
 #[cfg(feature = "demo")]
 pub mod sandbox;
 
-/// Buyers, and the verdict on what they were told.
+// Buyers, and the verdict on what they were told.
 #[cfg(feature = "demo")]
 pub mod drive;
 
-/// A whole flash sale on one machine.
+// A whole flash sale on one machine.
 #[cfg(feature = "demo")]
 pub mod demo;
