@@ -11,7 +11,7 @@ use super::caller::{self, Body};
 use super::problem::{Code, Problem};
 use super::sales::SaleView;
 use crate::catalogue::{NewSale, SaleChange};
-use crate::domain::{SaleId, SaleState, UserId};
+use crate::domain::{InvalidId, SaleId, SaleState, UserId};
 use crate::operator;
 use crate::promises::Finding;
 
@@ -169,18 +169,18 @@ fn sale_id(text: &str) -> Result<SaleId, Problem> {
 }
 
 fn user_id(text: &str) -> Result<UserId, Problem> {
-    text.parse().map_err(Problem::invalid)
+    text.parse().map_err(|error: InvalidId| Problem::invalid(error.to_string()))
 }
 
 fn problem(error: operator::Error) -> Problem {
     match error {
         operator::Error::NoSuchSale => Problem::new(Code::SaleNotFound),
-        operator::Error::IllegalMove(_) => Problem::new(Code::IllegalTransition).detail(error),
+        operator::Error::IllegalMove(_) => Problem::new(Code::IllegalTransition).detail(error.to_string()),
         operator::Error::Invalid(reason) => Problem::invalid(reason),
         operator::Error::OperationReused => Problem::new(Code::IdempotencyKeyReused),
         operator::Error::NotOnSale(_) | operator::Error::Unavailable(_) => {
             tracing::warn!(%error, "an operator's command failed");
-            Problem::unavailable().detail(error)
+            Problem::unavailable().detail(error.to_string())
         }
     }
 }

@@ -55,7 +55,7 @@ pub fn json<T: DeserializeOwned>(request: &HttpRequest, body: Body) -> Result<Op
     if body.trim_ascii_start().first() != Some(&b'{') {
         return Err(Problem::invalid("the body must be a JSON object"));
     }
-    serde_json::from_slice(&body).map(Some).map_err(Problem::invalid)
+    serde_json::from_slice(&body).map(Some).map_err(|error| Problem::invalid(error.to_string()))
 }
 
 /// The body, or the reason why it could not be read.

@@ -117,12 +117,12 @@ impl Problem {
     }
 
     /// 400 with the reason in words.
-    pub fn invalid(detail: impl ToString) -> Self {
+    pub fn invalid(detail: impl Into<String>) -> Self {
         Self::new(Code::InvalidRequest).detail(detail)
     }
 
-    pub fn detail(mut self, detail: impl ToString) -> Self {
-        self.detail = Some(detail.to_string());
+    pub fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
         self
     }
 

@@ -41,6 +41,8 @@ impl Roles {
     pub const SERVE: Self = Self { name: "serve", serve: true, relay: false, consume: false };
     pub const RELAY: Self = Self { name: "relay", serve: false, relay: true, consume: false };
     pub const CONSUME: Self = Self { name: "consume", serve: false, relay: false, consume: true };
+    /// No role: only what an operator needs.
+    pub const OBSERVE: Self = Self { name: "observe", serve: false, relay: false, consume: false };
     pub const ALL: Self = Self { name: "all", serve: true, relay: true, consume: true };
 }
 

@@ -27,7 +27,7 @@ pub struct RequestKey {
 }
 
 /// The answer of the stock to one purchase.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// 202: the order stands in the outbox.
     Accepted(Accepted),
@@ -50,7 +50,7 @@ pub struct Accepted {
 }
 
 /// Every decided no.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     SoldOut,
     /// Fewer units are left than were asked for.

@@ -47,6 +47,21 @@ impl Connection {
         Self { sender }
     }
 
+    /// As [`Connection::open`], on a node that may be gone.
+    pub async fn try_open(address: SocketAddr) -> Option<Self> {
+        let stream = TcpStream::connect(address).await.ok()?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.ok()?;
+        tokio::spawn(connection);
+        Some(Self { sender })
+    }
+
+    /// A purchase; `None` when the connection broke.
+    pub async fn try_buy(&mut self, sale: impl std::fmt::Display, token: &str) -> Option<Answer> {
+        let bearer = format!("Bearer {token}");
+        let path = format!("/api/v1/sales/{sale}/purchases");
+        self.try_send("POST", &path, &[("authorization", bearer.as_str())], "").await.ok()
+    }
+
     /// Sends one request and reads its whole answer. Fails when the connection breaks.
     pub async fn try_send(
         &mut self,

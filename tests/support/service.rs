@@ -23,7 +23,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Running {
     pub settings: Settings,
     pub service: Service,
-    stop: Stop,
+    pub stop: Stop,
 }
 
 /// Settings for the service `name` on the shared servers, with schema and topics in place and limits out of the way.
