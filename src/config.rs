@@ -26,6 +26,7 @@ pub struct Settings {
     pub kafka: Kafka,
     pub outbox: Outbox,
     pub consumer: Consumer,
+    pub reconcile: Reconcile,
     pub orders: Orders,
     pub telemetry: Telemetry,
 }
@@ -147,6 +148,27 @@ pub struct Consumer {
     pub max_poll_ms: u64,
 }
 
+/// The auditor.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reconcile {
+    /// How often a sale is looked at.
+    pub every_ms: u64,
+    /// How often its claims are compared with its rows.
+    pub deep_every_ms: u64,
+    /// How old a claim must be before the lack of its row means anything: longer than the slowest honest way.
+    pub grace_ms: u64,
+    /// Most repairs of one kind in one run.
+    pub max_repairs: u32,
+    /// After how long without a sign of life a relay is taken for dead, and a rebuild waits for it no longer.
+    pub relay_stale_ms: u64,
+    pub lock_ttl_ms: u64,
+    /// Longest that one run may hold a sale's lock.
+    pub max_hold_ms: u64,
+    /// How long before the end of a sale the rest of its reserve goes to Redis.
+    pub move_before_end_s: u64,
+}
+
 /// The life of an order.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -200,6 +222,18 @@ impl Settings {
         if self.redis.response_timeout_ms >= self.http.shutdown_timeout_s * 1000 {
             warnings.push(
                 "redis.response_timeout_ms is not below http.shutdown_timeout_s: a stop cuts purchases off".to_owned(),
+            );
+        }
+        if self.reconcile.grace_ms <= self.kafka.delivery_timeout_ms {
+            warnings.push(
+                "reconcile.grace_ms is not above kafka.delivery_timeout_ms: orders on their way are published twice"
+                    .to_owned(),
+            );
+        }
+        if self.reconcile.relay_stale_ms <= self.kafka.delivery_timeout_ms {
+            warnings.push(
+                "reconcile.relay_stale_ms is not above kafka.delivery_timeout_ms: a rebuild may overtake a relay"
+                    .to_owned(),
             );
         }
         if self.redis.trust_restart {

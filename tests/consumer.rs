@@ -332,7 +332,7 @@ async fn postgresql_down_for_all_tries_loses_nothing_and_the_rows_come_when_it_i
         total: 1000,
     };
     let sale = catalogue.create(new).await.unwrap().id;
-    ledger.open_generation(sale, 0).await.unwrap();
+    ledger.open_generation(sale, 0, None).await.unwrap();
 
     let consumer = Running::start(&settings, ledger.clone());
     publish_orders(&settings, &orders(sale, 0..100)).await;

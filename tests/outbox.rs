@@ -12,7 +12,7 @@ use redis::Script;
 use redis::aio::MultiplexedConnection;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
-use seckill::outbox::{Metrics, Publisher, Relay, Worker};
+use seckill::outbox::{Homes, Metrics, Publisher, Relay, Worker};
 use seckill::sandbox::{Options, RedisOptions, Sandbox, shared};
 use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
@@ -29,7 +29,8 @@ const NOWHERE: &str = "127.0.0.1:1";
 
 fn worker(settings: &Settings, sale: SaleId, name: &str) -> Worker {
     let publisher = Publisher::new(&settings.kafka).unwrap();
-    Worker::new(settings, sale, name, publisher, Metrics::register(&Registry::new()).unwrap()).unwrap()
+    Worker::new(settings, sale, name, publisher, Metrics::register(&Registry::new()).unwrap(), Homes::default())
+        .unwrap()
 }
 
 fn relay(settings: &Settings, sales: &[SaleId]) -> Relay {
@@ -339,7 +340,7 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
     append(&mut redis, &orders(sale(1), 0..500)).await;
     let publisher = Publisher::with_queue(&settings.kafka, 10).unwrap();
     let metrics = Metrics::register(&Registry::new()).unwrap();
-    let worker = Worker::new(&settings, sale(1), "full", publisher, metrics.clone()).unwrap();
+    let worker = Worker::new(&settings, sale(1), "full", publisher, metrics.clone(), Homes::default()).unwrap();
     let stop = CancellationToken::new();
     let longest = Arc::new(AtomicU64::new(0));
     let ticker = tokio::spawn({

@@ -17,8 +17,10 @@ use crate::config::Settings;
 use crate::consumer::Consumer;
 use crate::domain::{SaleId, SaleState};
 use crate::ledger::Ledger;
+use crate::lock::Lock;
 use crate::operator::Operator;
-use crate::outbox::Relay;
+use crate::outbox::{Publisher, Relay};
+use crate::reconcile::{Auditor, Parts, heartbeat};
 use crate::shutdown::{self, Part, Stop, Stopped};
 use crate::stock::Stock;
 use crate::telemetry;
@@ -35,15 +37,17 @@ pub struct Roles {
     serve: bool,
     relay: bool,
     consume: bool,
+    reconcile: bool,
 }
 
 impl Roles {
-    pub const SERVE: Self = Self { name: "serve", serve: true, relay: false, consume: false };
-    pub const RELAY: Self = Self { name: "relay", serve: false, relay: true, consume: false };
-    pub const CONSUME: Self = Self { name: "consume", serve: false, relay: false, consume: true };
+    pub const SERVE: Self = Self { name: "serve", serve: true, relay: false, consume: false, reconcile: false };
+    pub const RELAY: Self = Self { name: "relay", serve: false, relay: true, consume: false, reconcile: false };
+    pub const CONSUME: Self = Self { name: "consume", serve: false, relay: false, consume: true, reconcile: false };
+    pub const RECONCILE: Self = Self { name: "reconcile", serve: false, relay: false, consume: false, reconcile: true };
     /// No role: only what an operator needs.
-    pub const OBSERVE: Self = Self { name: "observe", serve: false, relay: false, consume: false };
-    pub const ALL: Self = Self { name: "all", serve: true, relay: true, consume: true };
+    pub const OBSERVE: Self = Self { name: "observe", serve: false, relay: false, consume: false, reconcile: false };
+    pub const ALL: Self = Self { name: "all", serve: true, relay: true, consume: true, reconcile: true };
 }
 
 /// Plays the roles until a signal, then stops in order.
@@ -101,6 +105,9 @@ impl Service {
         if roles.consume {
             service.start_consumer(settings, &registry, stop)?;
         }
+        if roles.reconcile {
+            service.start_auditor(settings, &registry, stop)?;
+        }
         if roles.serve {
             service.http = Some(http::start(settings, &service, registry, stop)?);
         }
@@ -114,9 +121,33 @@ impl Service {
         };
         let relay = Relay::new(settings, Arc::new(opened), registry)?;
         let token = stop.token(Part::Relay);
+        let (pool, name, homes) = (self.ledger.pool().clone(), relay.name().to_owned(), relay.homes());
         stop.spawn(Part::Relay, async move {
-            relay.run(token).await;
+            // The heart beats until the relay has ended: until then it may hold orders.
+            let heart = CancellationToken::new();
+            let beating = heartbeat::run(pool, name, homes, heart.clone());
+            let relaying = async {
+                relay.run(token).await;
+                heart.cancel();
+            };
+            futures_util::join!(beating, relaying);
         });
+        Ok(())
+    }
+
+    fn start_auditor(&self, settings: &Settings, registry: &Registry, stop: &Stop) -> anyhow::Result<()> {
+        let lock = Lock::new(&settings.redis, self.ledger.pool().clone())?;
+        lock.metrics().register(registry)?;
+        let parts = Parts {
+            catalogue: self.catalogue.clone(),
+            ledger: self.ledger.clone(),
+            stock: self.stock.clone(),
+            lock,
+            publisher: Publisher::new(&settings.kafka)?,
+        };
+        let auditor = Auditor::new(settings, parts, registry)?;
+        let token = stop.token(Part::Jobs);
+        stop.spawn(Part::Jobs, async move { auditor.run(token).await });
         Ok(())
     }
 

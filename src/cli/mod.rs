@@ -36,7 +36,9 @@ enum Command {
     Relay,
     /// Turns orders from Kafka into rows.
     Consume,
-    /// The three roles in one process.
+    /// Finds what a fault has left undone, and does it.
+    Reconcile,
+    /// The four roles in one process.
     All,
     /// A whole flash sale on this machine, with private servers, and the verdict on it.
     #[cfg(feature = "demo")]
@@ -70,6 +72,7 @@ impl Cli {
             Command::Serve => app::run(settings, Roles::SERVE).await,
             Command::Relay => app::run(settings, Roles::RELAY).await,
             Command::Consume => app::run(settings, Roles::CONSUME).await,
+            Command::Reconcile => app::run(settings, Roles::RECONCILE).await,
             Command::All => app::run(settings, Roles::ALL).await,
             Command::Migrate => migrate(&settings).await,
             Command::Sale(command) => command.run(&settings).await,

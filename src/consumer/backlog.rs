@@ -1,5 +1,6 @@
 //! How far the ledger is behind Kafka.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -10,40 +11,85 @@ use crate::config;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Messages between the group's committed offsets and the high watermarks, over all partitions of the topic. 0
-/// means that every order that Kafka has is in the ledger (or among the dead letters). A partition for which the
-/// group never committed counts from its first message.
+/// How much of the topic there is at one moment: the high watermark of each partition.
+#[derive(Clone, Debug)]
+pub struct Watermarks(HashMap<i32, Mark>);
+
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    low: i64,
+    high: i64,
+}
+
+impl Watermarks {
+    /// Messages that were there at that moment, and that the group has not committed by now. Blocks the calling
+    /// thread while it asks; does not join the group.
+    ///
+    /// # Errors
+    /// When Kafka does not answer within a few seconds.
+    pub fn ahead_of_group(&self, kafka: &config::Kafka) -> anyhow::Result<u64> {
+        Ok(self.ahead_of(&committed(kafka, self.0.keys().copied())?))
+    }
+
+    fn ahead_of(&self, committed: &HashMap<i32, i64>) -> u64 {
+        let ahead = self.0.iter().map(|(partition, mark)| {
+            // A partition for which the group never committed counts from its first message.
+            let done = committed.get(partition).map_or(mark.low, |offset| mark.low.max(*offset));
+            u64::try_from(mark.high - done).unwrap_or(0)
+        });
+        ahead.sum()
+    }
+}
+
+/// The watermarks now. Blocks the calling thread while it asks.
 ///
-/// Asks without joining the group, and blocks the calling thread while it does.
+/// # Errors
+/// When Kafka does not answer within a few seconds, or the topic does not exist.
+pub fn watermarks(kafka: &config::Kafka) -> anyhow::Result<Watermarks> {
+    let consumer = observer(kafka)?;
+    let metadata = consumer.fetch_metadata(Some(&kafka.topic), PATIENCE).context("Kafka does not answer")?;
+    let topic = metadata.topics().first().filter(|topic| topic.error().is_none() && !topic.partitions().is_empty());
+    let topic = topic.ok_or_else(|| anyhow!("topic {} does not exist", kafka.topic))?;
+    let mut marks = HashMap::new();
+    for partition in topic.partitions() {
+        let (low, high) = consumer.fetch_watermarks(&kafka.topic, partition.id(), PATIENCE).context("no watermarks")?;
+        marks.insert(partition.id(), Mark { low, high });
+    }
+    Ok(Watermarks(marks))
+}
+
+/// Messages between the group's committed offsets and the high watermarks, over all partitions of the topic. 0
+/// means that every order that Kafka has is in the ledger (or among the dead letters). Blocks the calling thread
+/// while it asks.
 ///
 /// # Errors
 /// When Kafka does not answer within a few seconds, or the topic does not exist.
 pub fn backlog(kafka: &config::Kafka) -> anyhow::Result<u64> {
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", &kafka.brokers)
-        .set("group.id", &kafka.group)
-        .set("enable.auto.commit", "false")
-        .create()
-        .context("the Kafka settings")?;
-    let metadata = consumer.fetch_metadata(Some(&kafka.topic), PATIENCE).context("Kafka does not answer")?;
-    let topic = metadata.topics().first().filter(|topic| topic.error().is_none() && !topic.partitions().is_empty());
-    let topic = topic.ok_or_else(|| anyhow!("topic {} does not exist", kafka.topic))?;
-    let mut asked = TopicPartitionList::new();
-    for partition in topic.partitions() {
-        asked.add_partition(&kafka.topic, partition.id());
-    }
+    let partitions: Vec<_> = watermarks(kafka)?.0.into_keys().collect();
     // Committed first: what is published in between counts as not yet written, never the other way round.
-    let committed = consumer.committed_offsets(asked, PATIENCE).context("no committed offsets")?;
-    let mut behind = 0;
-    for element in committed.elements() {
-        element.error().context("no committed offset")?;
-        let partition = element.partition();
-        let (low, high) = consumer.fetch_watermarks(&kafka.topic, partition, PATIENCE).context("no watermarks")?;
-        let done = match element.offset() {
-            Offset::Offset(offset) => offset.max(low),
-            _ => low,
-        };
-        behind += u64::try_from(high - done).unwrap_or(0);
+    let committed = committed(kafka, partitions.into_iter())?;
+    Ok(watermarks(kafka)?.ahead_of(&committed))
+}
+
+/// The offsets that the group has committed.
+fn committed(kafka: &config::Kafka, partitions: impl Iterator<Item = i32>) -> anyhow::Result<HashMap<i32, i64>> {
+    let mut asked = TopicPartitionList::new();
+    for partition in partitions {
+        asked.add_partition(&kafka.topic, partition);
     }
-    Ok(behind)
+    let answer = observer(kafka)?.committed_offsets(asked, PATIENCE).context("no committed offsets")?;
+    let mut committed = HashMap::new();
+    for element in answer.elements() {
+        element.error().context("no committed offset")?;
+        if let Offset::Offset(offset) = element.offset() {
+            committed.insert(element.partition(), offset);
+        }
+    }
+    Ok(committed)
+}
+
+fn observer(kafka: &config::Kafka) -> anyhow::Result<BaseConsumer> {
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", &kafka.brokers).set("group.id", &kafka.group).set("enable.auto.commit", "false");
+    client.create().context("the Kafka settings")
 }

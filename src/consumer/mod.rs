@@ -23,7 +23,7 @@ use anyhow::{Context, anyhow};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-pub use self::backlog::backlog;
+pub use self::backlog::{Watermarks, backlog, watermarks};
 use self::group::Group;
 pub use self::metrics::Metrics;
 use self::reader::Reader;

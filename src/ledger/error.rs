@@ -1,6 +1,7 @@
 //! What the ledger answers when it cannot do what was asked.
 
 use crate::domain::{OrderId, OrderStatus, SaleId};
+use crate::lock::fence;
 
 /// None of these has left anything half done: each call may be repeated as it is.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,9 @@ pub enum Error {
          pool redis"
     )]
     Unbalanced { sale: SaleId, redis_total: i64, available: i64, live: i64 },
+    /// A job with a greater fencing token was here.
+    #[error("{0}")]
+    Overtaken(String),
     /// PostgreSQL did not answer, or not in time, or not with yes.
     #[error("the ledger is unavailable: {0}")]
     Unavailable(#[from] sqlx::Error),
@@ -49,4 +53,13 @@ impl Error {
 /// SQLSTATE of a server's refusal.
 pub fn sqlstate(fault: &sqlx::Error) -> Option<String> {
     fault.as_database_error().and_then(|refusal| refusal.code()).map(|code| code.into_owned())
+}
+
+impl From<fence::Error> for Error {
+    fn from(error: fence::Error) -> Self {
+        match error {
+            fence::Error::Overtaken { .. } => Self::Overtaken(error.to_string()),
+            fence::Error::Unavailable(error) => Self::Unavailable(error),
+        }
+    }
 }

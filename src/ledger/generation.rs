@@ -5,7 +5,9 @@ use tracing::error;
 
 use super::rows::{count, word};
 use super::{Error, Ledger, StockRow, to_the_end};
-use crate::domain::{OrderId, SaleId, UserId};
+use crate::catalogue;
+use crate::domain::{OrderId, Sale, SaleId, UserId};
+use crate::lock::Fence;
 
 /// What Redis sells in its new life, read in the transaction that opened it.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub struct Warm {
     pub claims: Vec<WarmClaim>,
     /// Every request key that was ever answered, closed and rejected orders and both pools included.
     pub requests: Vec<WarmRequest>,
+    /// State, times and revision as of that moment: a copy might be older than what Redis was told last.
+    pub sale: Sale,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,11 +60,20 @@ const REQUESTS: &str = "
 impl Ledger {
     /// Raises the generation above its own and above the one seen in Redis, and reads what Redis is warmed with.
     ///
-    /// A call whose answer was lost is simply repeated: the generation in between is never sold from.
-    pub async fn open_generation(&self, sale: SaleId, seen_in_redis: i64) -> Result<Warm, Error> {
-        let pool = self.pool.clone();
+    /// A call whose answer was lost is simply repeated: the generation in between is never sold from. Without a fence
+    /// only for a sale whose row the caller has locked.
+    pub async fn open_generation(
+        &self,
+        sale: SaleId,
+        seen_in_redis: i64,
+        fence: Option<&Fence>,
+    ) -> Result<Warm, Error> {
+        let (pool, fence) = (self.pool.clone(), fence.cloned());
         to_the_end(async move {
             let mut transaction = pool.begin().await?;
+            if let Some(fence) = fence {
+                fence.guard(&mut transaction).await?;
+            }
             let warm = open(&mut transaction, sale, seen_in_redis).await?;
             transaction.commit().await?;
             Ok(warm)
@@ -100,5 +113,6 @@ async fn open(connection: &mut PgConnection, sale: SaleId, seen_in_redis: i64) -
         return Err(fault);
     }
     let (total, available) = (stock.redis_total, stock.available);
-    Ok(Warm { generation: stock.generation, total, available, claims, requests })
+    let sale = catalogue::read(connection, sale).await?.ok_or(Error::UnknownSale(sale))?;
+    Ok(Warm { generation: stock.generation, total, available, claims, requests, sale })
 }

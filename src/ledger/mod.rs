@@ -26,6 +26,8 @@ mod stock;
 
 mod transaction;
 
+mod upkeep;
+
 mod view;
 
 use std::str::FromStr;
@@ -42,6 +44,7 @@ pub use orders::Moved;
 pub use record::Recorded;
 pub use stock::StockRow;
 pub(crate) use transaction::to_the_end;
+pub use upkeep::{Closed, Standing};
 
 use crate::config;
 

@@ -7,6 +7,7 @@
 
 mod backoff;
 mod entry;
+mod homes;
 pub mod message;
 mod metrics;
 mod publisher;
@@ -25,6 +26,7 @@ use tracing::{error, info};
 use uuid::Uuid;
 
 pub(crate) use self::backoff::Backoff;
+pub use self::homes::Homes;
 pub use self::metrics::Metrics;
 pub use self::publisher::{Letter, Parcel, Publisher};
 pub use self::stream::{Acknowledged, Receipt};
@@ -44,6 +46,7 @@ pub struct Relay {
     sales: Sales,
     publisher: Publisher,
     metrics: Metrics,
+    homes: Homes,
     /// New for every process: entries that another life of this relay read are taken over, not mixed up.
     consumer: String,
 }
@@ -62,8 +65,19 @@ impl Relay {
             sales,
             publisher: Publisher::new(&settings.kafka).context("the Kafka producer cannot be made")?,
             metrics: Metrics::register(registry)?,
+            homes: Homes::default(),
             consumer: format!("relay-{}", Uuid::new_v4()),
         })
+    }
+
+    /// What this relay's workers say of the Redis that they read from.
+    pub fn homes(&self) -> Homes {
+        self.homes.clone()
+    }
+
+    /// The name of this relay, new for every process.
+    pub fn name(&self) -> &str {
+        &self.consumer
     }
 
     /// Relays until `stop`, then ends as [`Worker::run`] does. Answers how many entries were read and left.
@@ -104,7 +118,14 @@ impl Relay {
             if running.contains_key(&sale) {
                 continue;
             }
-            let made = Worker::new(&self.settings, sale, &self.consumer, self.publisher.clone(), self.metrics.clone());
+            let made = Worker::new(
+                &self.settings,
+                sale,
+                &self.consumer,
+                self.publisher.clone(),
+                self.metrics.clone(),
+                self.homes.clone(),
+            );
             match made {
                 Ok(worker) => {
                     let stop = stop.child_token();

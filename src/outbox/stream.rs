@@ -224,6 +224,13 @@ impl Stream {
         Ok(Acknowledged { removed, absent, foreign, backlog })
     }
 
+    /// The run id of the process at the other end of this connection.
+    pub(super) async fn run_id(&mut self) -> Result<String, RedisError> {
+        let info: String = self.query(redis::cmd("INFO").arg("server")).await?;
+        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        Ok(run_id.unwrap_or_default().trim().to_owned())
+    }
+
     /// Entries in the stream, read or not.
     pub(super) async fn length(&mut self) -> Result<u64, RedisError> {
         self.query(redis::cmd("XLEN").arg(&self.key)).await

@@ -17,6 +17,7 @@ use tracing::{debug, error, info, warn};
 
 use super::backoff::Backoff;
 use super::entry::Entry;
+use super::homes::Homes;
 use super::message;
 use super::metrics::Metrics;
 use super::publisher::{Condition, Letter, Parcel, Publisher};
@@ -46,6 +47,7 @@ pub struct Worker {
     stream: Stream,
     publisher: Publisher,
     metrics: Metrics,
+    homes: Homes,
     /// Handed to Kafka, oldest first. At most two batches.
     under_way: VecDeque<Batch>,
     /// Confirmed by Kafka, still in the stream.
@@ -71,7 +73,9 @@ impl Worker {
         consumer: &str,
         publisher: Publisher,
         metrics: Metrics,
+        homes: Homes,
     ) -> Result<Self, RedisError> {
+        homes.enter(sale);
         let block = Duration::from_millis(settings.outbox.block_ms);
         let claim_after = Duration::from_millis(settings.outbox.claim_after_ms);
         let now = Instant::now();
@@ -86,6 +90,7 @@ impl Worker {
             stream: Stream::new(&settings.redis, block, keys::outbox(sale), consumer.to_owned())?,
             publisher,
             metrics,
+            homes,
             under_way: VecDeque::new(),
             confirmed: Vec::new(),
             own: Some("0".to_owned()),
@@ -108,6 +113,7 @@ impl Worker {
         if let Err(error) = self.settle_all(stop).await {
             warn!(sale = %self.sale, %error, "the outbox cannot be reached at the stop");
         }
+        self.homes.leave(self.sale);
         let left = self.confirmed.len() + self.under_way.iter().map(Vec::len).sum::<usize>();
         if left > 0 {
             warn!(sale = %self.sale, left, "entries left in the outbox for another relay");
@@ -156,6 +162,10 @@ impl Worker {
             self.settle_all(stop).await?;
             if stop.is_cancelled() {
                 return Ok(Vec::new());
+            }
+            if self.own.as_deref() == Some("0") {
+                // All that was read before this connection is in Kafka now; from here on only its process is read.
+                self.homes.report(self.sale, self.stream.run_id().await?);
             }
             let entries = self.read_again().await?;
             if !entries.is_empty() {
@@ -323,10 +333,14 @@ impl Worker {
             let ids = batch.iter().map(|parcel| parcel.note.id.as_str());
             if let Err(error) = self.stream.keep(ids).await {
                 debug!(sale = %self.sale, %error, "cannot show that this relay is alive");
+                // The next connection may be to another process.
+                self.start_over();
                 return;
             }
         }
-        let _ = self.measure().await;
+        if self.measure().await.is_err() {
+            self.start_over();
+        }
     }
 
     /// Looks at the length of the outbox, once a second at most.

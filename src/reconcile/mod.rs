@@ -1,3 +1,217 @@
-//! Step 9: from the ledger to Redis.
+//! Step 9: the auditor, which finds what a fault has left undone and does it, and the only user of the lock.
+//!
+//! In: every sale that was ever opened, twice a second. Decided: is anything overdue, missing, or left behind? If
+//! not, nothing is locked and nothing written. Guaranteed: whatever is repaired is repaired once, under the sale's
+//! lock for economy and under its fence for safety; nothing but [`rebuild`] carries the ledger's word to Redis; and
+//! no counter is ever corrected by guess.
+
+mod claims;
+
+mod figures;
+
+pub mod heartbeat;
+
+mod inspection;
 
 pub mod opening;
+
+mod rebuild;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::catalogue::Catalogue;
+use crate::config;
+use crate::domain::{Sale, SaleId, SaleState};
+use crate::ledger::{self, Ledger};
+use crate::lock::{self, AcquireError, Fence, Lock, Name, Released, fence};
+use crate::outbox::Publisher;
+use crate::stock::script::StockCode;
+use crate::stock::{self, Stock};
+
+pub use figures::{Figures, Job, Metrics};
+pub use inspection::{Inspection, Reason};
+
+/// Why a run did not end.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Ledger(#[from] ledger::Error),
+    #[error(transparent)]
+    Stock(#[from] stock::Error),
+    #[error(transparent)]
+    Fence(#[from] fence::Error),
+    #[error("kafka: {0:#}")]
+    Kafka(anyhow::Error),
+    #[error(transparent)]
+    Lock(#[from] AcquireError),
+    /// A holder with a greater token came in between, or Redis was restarted under way. The next run starts over.
+    #[error("overtaken")]
+    Overtaken,
+    /// The lock was lost: whatever was not written by then is not written.
+    #[error("the lock was lost: {0}")]
+    Lost(lock::Lost),
+}
+
+/// The auditor of all sales. Any number of them may run.
+pub struct Auditor {
+    settings: config::Reconcile,
+    kafka: config::Kafka,
+    retention: Duration,
+    catalogue: Catalogue,
+    ledger: Ledger,
+    stock: Stock,
+    lock: Lock,
+    publisher: Publisher,
+    metrics: Metrics,
+}
+
+/// Everything that an auditor works on.
+pub struct Parts {
+    pub catalogue: Catalogue,
+    pub ledger: Ledger,
+    pub stock: Stock,
+    pub lock: Lock,
+    pub publisher: Publisher,
+}
+
+impl Auditor {
+    /// # Errors
+    /// When the metrics are registered already.
+    pub fn new(
+        settings: &config::Settings,
+        parts: Parts,
+        registry: &prometheus::Registry,
+    ) -> Result<Self, prometheus::Error> {
+        let Parts { catalogue, ledger, stock, lock, publisher } = parts;
+        Ok(Self {
+            settings: settings.reconcile.clone(),
+            kafka: settings.kafka.clone(),
+            retention: settings.redis.retention(),
+            catalogue,
+            ledger,
+            stock,
+            lock,
+            publisher,
+            metrics: Metrics::register(registry)?,
+        })
+    }
+
+    /// Looks at every sale again and again until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut deep_at: HashMap<SaleId, Instant> = HashMap::new();
+        let mut troubled: HashMap<SaleId, String> = HashMap::new();
+        while !stop.is_cancelled() {
+            for sale in self.catalogue.all() {
+                if sale.state == SaleState::Draft {
+                    continue;
+                }
+                let deep = deep_at.get(&sale.id).is_none_or(|at| *at <= Instant::now());
+                if deep {
+                    deep_at.insert(sale.id, Instant::now() + Duration::from_millis(self.settings.deep_every_ms));
+                }
+                let Some(outcome) = stop.run_until_cancelled(self.run_once(&sale, deep)).await else { return };
+                tell_once(&mut troubled, sale.id, outcome.err());
+            }
+            let _ = tokio::time::timeout(Duration::from_millis(self.settings.every_ms), stop.cancelled()).await;
+        }
+    }
+
+    /// Looks at one sale and does what is to be done. `deep`: compares claims and rows, too.
+    pub async fn run_once(&self, sale: &Sale, deep: bool) -> Result<Figures, Error> {
+        let found = self.inspect(sale, deep).await?;
+        if found.is_clean() {
+            return Ok(found.figures());
+        }
+        let options = lock::Options {
+            ttl: Duration::from_millis(self.settings.lock_ttl_ms),
+            wait_at_most: Duration::ZERO,
+            max_hold: Duration::from_millis(self.settings.max_hold_ms),
+        };
+        let guard = match self.lock.acquire(&Name::sale(sale.id), options).await {
+            Ok(guard) => guard,
+            // Another auditor is at it.
+            Err(AcquireError::Busy { .. } | AcquireError::TimedOut) => return Ok(found.figures()),
+            Err(error) => return Err(error.into()),
+        };
+        let outcome = match guard.claim().await {
+            Ok(fence) => tokio::select! {
+                outcome = self.repair(sale, found, &fence) => outcome,
+                why = guard.lost() => Err(Error::Lost(why)),
+            },
+            Err(error) => Err(error.into()),
+        };
+        if let Released::Lost(why) = guard.release().await {
+            tracing::warn!(sale = %sale.id, %why, "a job ended without its lock; the fence has kept it from writing");
+        }
+        if let Ok(figures) = &outcome {
+            self.metrics.repaired(figures);
+        }
+        outcome
+    }
+
+    async fn repair(&self, sale: &Sale, found: Inspection, fence: &Fence) -> Result<Figures, Error> {
+        let mut figures = found.figures();
+        if found.overdue {
+            figures.repaired(Job::Expire, self.expire(sale.id, fence).await?);
+        }
+        if let Some(reason) = found.rebuild {
+            let start = Instant::now();
+            let generation = self.rebuild(sale, fence).await?;
+            self.metrics.rebuilt(start.elapsed());
+            let took_ms = start.elapsed().as_millis();
+            tracing::warn!(sale = %sale.id, %reason, generation, took_ms, "the sale was rebuilt in Redis and sells again");
+            figures.repaired(Job::Rebuild, 1);
+            return Ok(figures);
+        }
+        figures.repaired(Job::Release, self.release(sale.id, &found.closed).await?);
+        figures.repaired(Job::Republish, self.republish(sale.id, found.generation, &found.orphans).await?);
+        if found.idle_reserve {
+            figures.repaired(Job::Move, self.move_reserve(sale.id, fence).await?);
+        } else if found.short_total {
+            figures.repaired(Job::Total, self.raise_total(sale.id).await?);
+        }
+        Ok(figures)
+    }
+
+    /// Closes overdue orders in the ledger, then gives their units back in Redis.
+    async fn expire(&self, sale: SaleId, fence: &Fence) -> Result<u64, Error> {
+        let closed = self.ledger.expire(sale, self.settings.max_repairs, fence).await?;
+        for order in &closed {
+            // What fails here is a claim of a closed order, which a later run releases.
+            self.stock.release(sale, &order.user, order.order).await?;
+        }
+        Ok(closed.len() as u64)
+    }
+
+    async fn move_reserve(&self, sale: SaleId, fence: &Fence) -> Result<u64, Error> {
+        let operation = format!("move-{}", uuid::Uuid::new_v4());
+        let moved = self.ledger.move_reserve(sale, &operation, fence).await?;
+        if moved.is_some() {
+            self.raise_total(sale).await?;
+        }
+        Ok(u64::from(moved.is_some()))
+    }
+
+    /// Tells Redis the total that the ledger has given to it.
+    async fn raise_total(&self, sale: SaleId) -> Result<u64, Error> {
+        let Some(row) = self.ledger.stock(sale).await? else { return Ok(0) };
+        let told = self.stock.set_total(sale, row.generation, row.redis_total).await?;
+        Ok(u64::from(told == StockCode::Raised))
+    }
+}
+
+/// One line when a sale gets into trouble or into another one, one when it is over.
+fn tell_once(troubled: &mut HashMap<SaleId, String>, sale: SaleId, error: Option<Error>) {
+    match error.map(|error| error.to_string()) {
+        Some(trouble) if troubled.get(&sale) != Some(&trouble) => {
+            tracing::warn!(%sale, trouble, "the auditor cannot do its work on this sale now; it goes on trying");
+            troubled.insert(sale, trouble);
+        }
+        Some(_) => {}
+        None if troubled.remove(&sale).is_some() => tracing::info!(%sale, "the auditor can work on this sale again"),
+        None => {}
+    }
+}

@@ -58,7 +58,7 @@ async fn put_on_sale(ledger: &Ledger, stock: &Stock, draft: Sale) -> Result<(), 
     let Frozen::Yes { home, generation } = stock.freeze(id, token).await? else {
         return Err(Error::Overtaken);
     };
-    let raised = ledger.open_generation(id, generation).await?;
+    let raised = ledger.open_generation(id, generation, None).await?;
     let on_sale = OnSale { generation: raised.generation, total: raised.total, remaining: raised.available };
     let open = Sale { state: SaleState::Open, ..draft };
     match stock.warm(&open, token, &home, &on_sale, WarmPart::FRESH).await? {

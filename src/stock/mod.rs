@@ -8,6 +8,8 @@ mod batcher;
 
 mod connection;
 
+mod holdings;
+
 pub mod keys;
 
 mod operator;
@@ -28,6 +30,7 @@ use crate::config;
 use crate::domain::{OrderId, Outcome, Purchase, SaleId, StockNews};
 use batcher::Batcher;
 
+pub use holdings::{Held, Holdings};
 pub use operator::{Frozen, Home, OnSale, WarmPart};
 pub use purchase::{Answers, MAX_BATCH};
 pub use view::Claim;

@@ -13,6 +13,10 @@ impl Home {
     pub fn of(run_id: &str) -> Self {
         Self(run_id.to_owned())
     }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 /// What `freeze` found.

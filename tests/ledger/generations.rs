@@ -12,11 +12,11 @@ use crate::world::{World, assert_balanced, message, messages, with_key};
 async fn a_generation_is_above_both_the_ledgers_and_the_one_seen_in_redis() {
     let world = World::new("above_both").await;
     let sale = world.sale(10).await;
-    assert_eq!(world.ledger.open_generation(sale, 1).await.unwrap().generation, 2);
-    assert_eq!(world.ledger.open_generation(sale, 7).await.unwrap().generation, 8);
-    assert_eq!(world.ledger.open_generation(sale, 0).await.unwrap().generation, 9);
+    assert_eq!(world.ledger.open_generation(sale, 1, None).await.unwrap().generation, 2);
+    assert_eq!(world.ledger.open_generation(sale, 7, None).await.unwrap().generation, 8);
+    assert_eq!(world.ledger.open_generation(sale, 0, None).await.unwrap().generation, 9);
     let unknown = SaleId::new(4711).unwrap();
-    assert!(matches!(world.ledger.open_generation(unknown, 0).await, Err(Error::UnknownSale(_))));
+    assert!(matches!(world.ledger.open_generation(unknown, 0, None).await, Err(Error::UnknownSale(_))));
 }
 
 #[tokio::test]
@@ -29,7 +29,7 @@ async fn redis_is_warmed_with_live_orders_and_with_every_answered_request() {
     world.ledger.record(&batch).await.unwrap();
     world.ledger.close(batch[1].id, OrderStatus::Cancelled).await.unwrap();
 
-    let warm = world.ledger.open_generation(sale, 1).await.unwrap();
+    let warm = world.ledger.open_generation(sale, 1, None).await.unwrap();
     assert_eq!((warm.total, warm.available), (3, 1));
     let claims: Vec<_> = warm.claims.iter().map(|claim| (claim.order, claim.quantity)).collect();
     assert_eq!(claims, [(batch[0].id, 2)]);
@@ -61,7 +61,7 @@ async fn a_batch_that_is_committing_is_in_the_snapshot_of_the_new_generation() {
         world.until_waiting(1).await;
         let opening = tokio::spawn({
             let ledger = world.ledger.clone();
-            async move { ledger.open_generation(sale, 1).await }
+            async move { ledger.open_generation(sale, 1, None).await }
         });
         world.until_waiting(2).await;
         hold.rollback().await.unwrap();
@@ -92,7 +92,7 @@ async fn an_order_is_either_warmed_or_superseded_however_the_opening_falls() {
                 }
             });
         }
-        let warm = world.ledger.open_generation(sale, generation).await.unwrap();
+        let warm = world.ledger.open_generation(sale, generation, None).await.unwrap();
         while let Some(ended) = recorders.join_next().await {
             ended.unwrap();
         }
@@ -110,7 +110,7 @@ async fn books_that_do_not_balance_are_not_spread_to_redis() {
     let world = World::new("unbalanced").await;
     let sale = world.sale(10).await;
     world.meddle("UPDATE stock SET available = available - 1").await;
-    let fault = world.ledger.open_generation(sale, 1).await.unwrap_err();
+    let fault = world.ledger.open_generation(sale, 1, None).await.unwrap_err();
     assert!(matches!(fault, Error::Unbalanced { redis_total: 10, available: 9, live: 0, .. }), "{fault}");
     assert_eq!(world.ledger.stock(sale).await.unwrap().unwrap().generation, 1);
 }
@@ -123,7 +123,7 @@ async fn a_caller_that_gives_up_halfway_leaves_no_open_transaction_behind() {
     let mut hold = holder.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM stock FOR UPDATE").execute(&mut *hold).await.unwrap();
     {
-        let opening = world.ledger.open_generation(sale, 1);
+        let opening = world.ledger.open_generation(sale, 1, None);
         tokio::select! {
             _ = opening => unreachable!("the row is held"),
             () = world.until_waiting(1) => {}
@@ -131,7 +131,7 @@ async fn a_caller_that_gives_up_halfway_leaves_no_open_transaction_behind() {
     }
     hold.rollback().await.unwrap();
     // The opening went on without its caller; and every connection of the pool is fit for the next one.
-    let calls = (0..20).map(|_| world.ledger.open_generation(sale, 1));
+    let calls = (0..20).map(|_| world.ledger.open_generation(sale, 1, None));
     let opened = futures_util::future::try_join_all(calls).await.unwrap();
     let generations: HashSet<_> = opened.iter().map(|warm| warm.generation).collect();
     assert_eq!(generations.len(), 20);

@@ -106,7 +106,7 @@ async fn a_unit_goes_home_to_the_pool_it_was_sold_from_in_any_later_generation()
     .execute(&world.outside)
     .await
     .unwrap();
-    let warm = world.ledger.open_generation(sale, 1).await.unwrap();
+    let warm = world.ledger.open_generation(sale, 1, None).await.unwrap();
     let claimed: Vec<_> = warm.claims.iter().map(|claim| claim.order).collect();
     assert_eq!(claimed, [redis.id], "Redis never had the units of the reserve");
 

@@ -92,7 +92,7 @@ async fn the_price_is_the_sales_and_the_time_to_pay_counts_from_the_insertion() 
 async fn an_order_of_an_older_generation_is_superseded() {
     let world = World::new("superseded").await;
     let sale = world.sale(4).await;
-    world.ledger.open_generation(sale, 1).await.unwrap();
+    world.ledger.open_generation(sale, 1, None).await.unwrap();
     let old = message(sale, 1);
     let new = OrderMessage { generation: 2, ..again(&old) };
     let recorded = world.ledger.record(&[old.clone(), new.clone()]).await.unwrap();
@@ -116,7 +116,7 @@ async fn an_order_of_a_newer_generation_is_never_rejected_and_nothing_of_its_sal
     assert_eq!(world.view(behind).await.orders.len(), 1, "another sale of the batch need not wait");
 
     // Once the ledger has caught up, the same batch goes through.
-    world.ledger.open_generation(ahead, 1).await.unwrap();
+    world.ledger.open_generation(ahead, 1, None).await.unwrap();
     let recorded = world.ledger.record(&batch).await.unwrap();
     assert_eq!((recorded.superseded, recorded.created, recorded.skipped), (1, 1, 1));
 }

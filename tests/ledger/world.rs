@@ -68,7 +68,7 @@ impl World {
             total: units,
         };
         let sale = self.catalogue.create(new).await.unwrap();
-        assert_eq!(self.ledger.open_generation(sale.id, 0).await.unwrap().generation, 1);
+        assert_eq!(self.ledger.open_generation(sale.id, 0, None).await.unwrap().generation, 1);
         sale.id
     }
 

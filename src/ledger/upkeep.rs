@@ -1,0 +1,143 @@
+//! What the auditor asks of the ledger and writes to it. Every write shows the fence first.
+
+use std::collections::HashMap;
+
+use sqlx::Row;
+
+use super::rows::word;
+use super::{Error, Ledger, StockRow, to_the_end};
+use crate::domain::{OrderId, OrderStatus, Pool, Reason, SaleId, UserId};
+use crate::lock::Fence;
+
+/// Where an order stands, as far as its claim is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    pub status: OrderStatus,
+    pub reason: Option<Reason>,
+    pub pool: Pool,
+}
+
+impl Standing {
+    /// Whether a claim in Redis may name this order.
+    pub const fn deserves_a_claim(self) -> bool {
+        self.status.is_live() && matches!(self.pool, Pool::Redis)
+    }
+}
+
+/// An order that was closed, and has to be released in Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Closed {
+    pub user: UserId,
+    pub order: OrderId,
+}
+
+const STANDINGS: &str = "
+    SELECT orders.id, orders.status, orders.reason, orders.pool
+    FROM unnest($1::uuid[]) AS asked (id)
+    CROSS JOIN LATERAL (SELECT * FROM orders WHERE orders.id = asked.id LIMIT 1) AS orders";
+
+/// Live orders that Redis sold, old enough for their claims to be expected.
+const CLAIMED: &str = "
+    SELECT id, user_id FROM orders
+    WHERE sale_id = $1 AND pool = 'redis' AND status IN ('created', 'paid')
+      AND created_at < clock_timestamp() - $2 * interval '1 millisecond'";
+
+const OVERDUE: &str = "
+    SELECT EXISTS (SELECT FROM orders WHERE sale_id = $1 AND status = 'created' AND pay_before < clock_timestamp())";
+
+/// The stock row first, as in every other writer: two that took the rows in another order would wait for each other.
+/// Each order goes home to the pool that it was sold from.
+const EXPIRE: &str = "
+    WITH locked AS (
+        SELECT sale_id FROM stock WHERE sale_id = $1 FOR UPDATE
+    ), due AS (
+        SELECT id FROM orders, locked
+        WHERE orders.sale_id = locked.sale_id AND status = 'created' AND pay_before < clock_timestamp()
+        ORDER BY pay_before LIMIT $2
+    ), closed AS (
+        UPDATE orders SET status = 'expired' FROM due
+        WHERE orders.id = due.id AND orders.status = 'created'
+        RETURNING orders.id, orders.user_id, orders.quantity, orders.pool
+    ), home AS (
+        UPDATE stock SET
+            available = available + coalesce((SELECT sum(quantity) FROM closed WHERE pool = 'redis'), 0),
+            reserve = reserve + coalesce((SELECT sum(quantity) FROM closed WHERE pool = 'reserve'), 0),
+            version = version + 1
+        WHERE sale_id = $1 AND EXISTS (SELECT FROM closed)
+    )
+    SELECT id, user_id FROM closed";
+
+/// The whole reserve becomes Redis' to sell. The caller tells Redis the new total.
+const MOVE: &str = "
+    WITH moved AS (
+        SELECT sale_id, reserve AS units FROM stock WHERE sale_id = $1 AND reserve > 0 FOR UPDATE
+    ), operation AS (
+        INSERT INTO stock_operations (sale_id, operation_id, kind, units)
+        SELECT sale_id, $2, 'move', units FROM moved
+    )
+    UPDATE stock SET reserve = reserve - moved.units, available = available + moved.units,
+                     redis_total = redis_total + moved.units, version = version + 1
+    FROM moved WHERE stock.sale_id = moved.sale_id
+    RETURNING stock.*";
+
+impl Ledger {
+    /// Where these orders stand; those without a row are missing.
+    pub async fn standings(&self, orders: &[OrderId]) -> Result<HashMap<OrderId, Standing>, Error> {
+        let ids: Vec<_> = orders.iter().map(|order| order.uuid()).collect();
+        let rows = sqlx::query(STANDINGS).bind(ids).fetch_all(&self.pool).await?;
+        let standing = |row: &sqlx::postgres::PgRow| -> sqlx::Result<(OrderId, Standing)> {
+            let reason: Option<String> = row.try_get("reason")?;
+            let reason = reason.map(|text| text.parse()).transpose();
+            let reason = reason.map_err(|fault| sqlx::Error::Decode(Box::new(fault)))?;
+            let standing = Standing { status: word(row, "status")?, reason, pool: word(row, "pool")? };
+            Ok((OrderId::from_uuid(row.try_get("id")?), standing))
+        };
+        Ok(rows.iter().map(standing).collect::<Result<_, _>>()?)
+    }
+
+    /// Live orders of pool `redis` that were recorded at least `grace_ms` ago, with their buyers.
+    pub async fn claimed(&self, sale: SaleId, grace_ms: u64) -> Result<HashMap<OrderId, UserId>, Error> {
+        let query = sqlx::query(CLAIMED).bind(sale.get()).bind(i64::try_from(grace_ms).unwrap_or(i64::MAX));
+        let rows = query.fetch_all(&self.pool).await?;
+        let claimed = |row: &sqlx::postgres::PgRow| -> sqlx::Result<(OrderId, UserId)> {
+            Ok((OrderId::from_uuid(row.try_get("id")?), word(row, "user_id")?))
+        };
+        Ok(rows.iter().map(claimed).collect::<Result<_, _>>()?)
+    }
+
+    /// Whether an order of the sale is unpaid beyond its time, by PostgreSQL's clock.
+    pub async fn has_overdue(&self, sale: SaleId) -> Result<bool, Error> {
+        Ok(sqlx::query_scalar(OVERDUE).bind(sale.get()).fetch_one(&self.pool).await?)
+    }
+
+    /// Closes at most `most` overdue orders as `expired` and puts their units back.
+    pub async fn expire(&self, sale: SaleId, most: u32, fence: &Fence) -> Result<Vec<Closed>, Error> {
+        let (pool, fence) = (self.pool.clone(), fence.clone());
+        to_the_end(async move {
+            let mut transaction = pool.begin().await?;
+            fence.guard(&mut transaction).await?;
+            let query = sqlx::query(EXPIRE).bind(sale.get()).bind(i64::from(most));
+            let rows = query.fetch_all(&mut *transaction).await?;
+            transaction.commit().await?;
+            let closed = |row: &sqlx::postgres::PgRow| -> sqlx::Result<Closed> {
+                Ok(Closed { user: word(row, "user_id")?, order: OrderId::from_uuid(row.try_get("id")?) })
+            };
+            Ok(rows.iter().map(closed).collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    /// Moves what is left of the reserve to Redis' side of the books. `None`: nothing was left.
+    pub async fn move_reserve(&self, sale: SaleId, operation: &str, fence: &Fence) -> Result<Option<StockRow>, Error> {
+        let (pool, fence, operation) = (self.pool.clone(), fence.clone(), operation.to_owned());
+        to_the_end(async move {
+            let mut transaction = pool.begin().await?;
+            fence.guard(&mut transaction).await?;
+            let query = sqlx::query_as(MOVE).bind(sale.get()).bind(operation);
+            let row: Option<StockRow> = query.fetch_optional(&mut *transaction).await?;
+            transaction.commit().await?;
+            Ok(row)
+        })
+        .await
+    }
+}

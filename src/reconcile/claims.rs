@@ -1,0 +1,45 @@
+//! Two jobs on claims: what has no row is published again, what is closed is released.
+
+use super::{Auditor, Error};
+use crate::domain::{OrderMessage, SaleId};
+use crate::outbox::{Letter, Parcel, message};
+use crate::stock::Held;
+use crate::stock::script::ReleaseCode;
+
+impl Auditor {
+    /// Releases claims by order id, which frees nothing that the buyer has bought since.
+    pub(super) async fn release(&self, sale: SaleId, claims: &[Held]) -> Result<u64, Error> {
+        let mut released = 0;
+        for held in claims {
+            match self.stock.release(sale, &held.user, held.order).await? {
+                ReleaseCode::Released => released += 1,
+                ReleaseCode::Overfull => {
+                    tracing::error!(%sale, order = %held.order, "a release would exceed the total: the books are wrong");
+                }
+                ReleaseCode::NotHeld | ReleaseCode::Cold => {}
+            }
+        }
+        Ok(released)
+    }
+
+    /// Publishes accepted orders again at the generation that accepted them. The ledger takes each once.
+    pub(super) async fn republish(&self, sale: SaleId, generation: i64, claims: &[Held]) -> Result<u64, Error> {
+        if claims.is_empty() {
+            return Ok(0);
+        }
+        let messages = self.stock.messages(sale, generation, claims).await?;
+        tracing::warn!(%sale, orders = messages.len(), "accepted orders without a row are published again");
+        let topic: std::sync::Arc<str> = self.kafka.topic.as_str().into();
+        let parcel = |order: &OrderMessage| {
+            let key = order.user.as_str().as_bytes().to_vec();
+            let letter = Letter { topic: topic.clone(), key, payload: message::encode(order), headers: Vec::new() };
+            Parcel::new(letter, ())
+        };
+        let mut parcels: Vec<_> = messages.iter().map(parcel).collect();
+        let sent = self.publisher.send(&mut parcels).await;
+        let reported = self.publisher.reports(&mut parcels).await;
+        // What failed still has its claim, and is found again by the next run.
+        sent.and(reported).map_err(|error| Error::Kafka(error.into()))?;
+        Ok(parcels.len() as u64)
+    }
+}

@@ -1,0 +1,117 @@
+//! What the jobs have found and done, for metrics, logs and reports.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry};
+
+/// The jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Job {
+    /// Unpaid orders beyond their time are closed.
+    Expire,
+    /// The whole sale is filled into Redis anew.
+    Rebuild,
+    /// Claims of closed orders are released.
+    Release,
+    /// Claims without a row are published again.
+    Republish,
+    /// Redis learns of units that the ledger has given to it.
+    Total,
+    /// The reserve becomes Redis' to sell.
+    Move,
+}
+
+impl Job {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Expire => "expire",
+            Self::Rebuild => "rebuild",
+            Self::Release => "release",
+            Self::Republish => "republish",
+            Self::Total => "total",
+            Self::Move => "move",
+        }
+    }
+}
+
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Of one job in one run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figure {
+    pub found: u64,
+    pub repaired: u64,
+}
+
+/// Of all jobs in one run. Jobs that found nothing are missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Figures(pub BTreeMap<Job, Figure>);
+
+impl Figures {
+    pub(super) fn found(&mut self, job: Job, count: usize) {
+        if count > 0 {
+            self.0.entry(job).or_default().found += count as u64;
+        }
+    }
+
+    pub(super) fn repaired(&mut self, job: Job, count: u64) {
+        if count > 0 {
+            self.0.entry(job).or_default().repaired += count;
+        }
+    }
+
+    /// What one job has done.
+    pub fn of(&self, job: Job) -> Figure {
+        self.0.get(&job).copied().unwrap_or_default()
+    }
+}
+
+/// Counters of the auditor.
+#[derive(Clone)]
+pub struct Metrics {
+    found: IntCounterVec,
+    repaired: IntCounterVec,
+    rebuild_seconds: Histogram,
+}
+
+impl Metrics {
+    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counter = |name, help| -> Result<IntCounterVec, prometheus::Error> {
+            let counter = IntCounterVec::new(Opts::new(name, help), &["job"])?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok(counter)
+        };
+        let rebuild_seconds = Histogram::with_opts(HistogramOpts::new(
+            "seckill_reconcile_rebuild_seconds",
+            "Time from the freeze of a sale until it sells again",
+        ))?;
+        registry.register(Box::new(rebuild_seconds.clone()))?;
+        Ok(Self {
+            found: counter("seckill_reconcile_found_total", "Things to be repaired, each run they are seen in")?,
+            repaired: counter("seckill_reconcile_repaired_total", "Things repaired")?,
+            rebuild_seconds,
+        })
+    }
+
+    pub(super) fn found(&self, figures: &Figures) {
+        for (job, figure) in &figures.0 {
+            self.found.with_label_values(&[job.as_str()]).inc_by(figure.found);
+        }
+    }
+
+    pub(super) fn repaired(&self, figures: &Figures) {
+        for (job, figure) in &figures.0 {
+            self.repaired.with_label_values(&[job.as_str()]).inc_by(figure.repaired);
+        }
+    }
+
+    pub(super) fn rebuilt(&self, took: Duration) {
+        self.rebuild_seconds.observe(took.as_secs_f64());
+    }
+}

@@ -1,0 +1,146 @@
+//! Looks at one sale in both stores, without a lock and without a write.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use time::OffsetDateTime;
+
+use super::{Auditor, Error, Figures, Job};
+use crate::domain::{OrderId, Sale, SaleState};
+use crate::ledger::StockRow;
+use crate::stock::Held;
+
+/// Why a sale has to be rebuilt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// This Redis cannot prove that it may sell: it lost the sale, is another process, or was left frozen.
+    Cold,
+    /// It sells another life of the sale than the ledger's.
+    Generation,
+    /// A live order has no claim: its units could be sold again.
+    Uncovered,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cold => "redis cannot prove that it may sell",
+            Self::Generation => "redis sells another generation than the ledger's",
+            Self::Uncovered => "a live order has no claim",
+        })
+    }
+}
+
+/// What is to be done about a sale.
+#[derive(Clone, Debug, Default)]
+pub struct Inspection {
+    /// Of Redis.
+    pub generation: i64,
+    pub rebuild: Option<Reason>,
+    /// There are unpaid orders beyond their time.
+    pub overdue: bool,
+    /// Claims, older than the grace, without a row.
+    pub orphans: Vec<Held>,
+    /// Claims of orders that hold nothing (any more), or nothing of Redis.
+    pub closed: Vec<Held>,
+    /// Redis knows of fewer units than the ledger has given to it.
+    pub short_total: bool,
+    /// The reserve is of no more use where it is.
+    pub idle_reserve: bool,
+}
+
+impl Inspection {
+    pub fn is_clean(&self) -> bool {
+        self.figures().0.is_empty()
+    }
+
+    /// What was found, by job.
+    pub fn figures(&self) -> Figures {
+        let mut figures = Figures::default();
+        figures.found(Job::Expire, usize::from(self.overdue));
+        figures.found(Job::Rebuild, usize::from(self.rebuild.is_some()));
+        figures.found(Job::Republish, self.orphans.len());
+        figures.found(Job::Release, self.closed.len());
+        figures.found(Job::Total, usize::from(self.short_total));
+        figures.found(Job::Move, usize::from(self.idle_reserve));
+        figures
+    }
+}
+
+impl Auditor {
+    /// Looks, and writes nothing: also the dry run of every job.
+    pub async fn inspect(&self, sale: &Sale, deep: bool) -> Result<Inspection, Error> {
+        let mut found = Inspection::default();
+        let Some(row) = self.ledger.stock(sale.id).await? else { return Ok(found) };
+        if row.generation == 0 || self.is_past_retention(sale) {
+            return Ok(found);
+        }
+        found.overdue = self.ledger.has_overdue(sale.id).await?;
+        match self.stock.probe(sale.id).await? {
+            None => found.rebuild = Some(Reason::Cold),
+            Some(news) if news.epoch.generation != row.generation => found.rebuild = Some(Reason::Generation),
+            Some(news) => {
+                found.generation = news.epoch.generation;
+                found.idle_reserve = row.reserve > 0 && (news.remaining == 0 || self.is_near_the_end(sale));
+                self.inspect_holdings(sale, row, deep, &mut found).await?;
+            }
+        }
+        self.metrics.found(&found.figures());
+        Ok(found)
+    }
+
+    async fn inspect_holdings(
+        &self,
+        sale: &Sale,
+        row: StockRow,
+        deep: bool,
+        found: &mut Inspection,
+    ) -> Result<(), Error> {
+        if !deep {
+            return Ok(());
+        }
+        // Ledger before Redis: a claim is older than its row.
+        let expected = self.ledger.claimed(sale.id, self.settings.grace_ms).await?;
+        let Some(holdings) = self.stock.holdings(sale.id).await? else { return Ok(()) };
+        found.short_total = holdings.total < row.redis_total;
+        let claimed: HashSet<OrderId> = holdings.claims.iter().map(|held| held.order).collect();
+
+        let uncovered: Vec<_> = expected.into_keys().filter(|order| !claimed.contains(order)).collect();
+        if !uncovered.is_empty() && self.are_still_live(&uncovered).await? {
+            tracing::error!(sale = %sale.id, orders = ?uncovered, "live orders without a claim: this must never happen");
+            found.rebuild = Some(Reason::Uncovered);
+        }
+
+        let orders: Vec<_> = claimed.into_iter().collect();
+        let standings = self.ledger.standings(&orders).await?;
+        let young = holdings.now_ms - i64::try_from(self.settings.grace_ms).unwrap_or(i64::MAX);
+        let most = self.settings.max_repairs as usize;
+        for held in holdings.claims {
+            match standings.get(&held.order) {
+                Some(standing) if standing.deserves_a_claim() => {}
+                Some(_) if found.closed.len() < most => found.closed.push(held),
+                None if held.accepted_ms < young && found.orphans.len() < most => found.orphans.push(held),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// An order that was closed and released between the two reads is no fault.
+    async fn are_still_live(&self, orders: &[OrderId]) -> Result<bool, Error> {
+        let standings = self.ledger.standings(orders).await?;
+        Ok(standings.values().any(|standing| standing.deserves_a_claim()))
+    }
+
+    fn is_near_the_end(&self, sale: &Sale) -> bool {
+        let left = sale.ends_at - OffsetDateTime::now_utc();
+        sale.state != SaleState::Ended
+            && left.whole_seconds() <= i64::try_from(self.settings.move_before_end_s).unwrap_or(0)
+    }
+
+    /// Its keys may be gone by now, and that is as it should be. A margin, because two clocks are involved.
+    fn is_past_retention(&self, sale: &Sale) -> bool {
+        OffsetDateTime::now_utc()
+            > sale.ends_at + self.retention - std::time::Duration::from_secs(300).min(self.retention / 2)
+    }
+}

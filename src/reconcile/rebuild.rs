@@ -1,0 +1,127 @@
+//! Fills a sale into Redis anew: after a loss, a restart, a failover. The only way from the ledger to Redis.
+//!
+//! Freeze, so that nothing more is accepted; wait until everything that was accepted has a row; raise the
+//! generation, so that whatever comes later is known to be late; warm. Each step may be repeated, and a lost lock
+//! means to start over: the steps are fenced in both stores. Nobody sells in between.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::{Auditor, Error, heartbeat};
+use crate::consumer;
+use crate::domain::{Sale, SaleId, UserId};
+use crate::ledger::Warm;
+use crate::lock::Fence;
+use crate::stock::script::WarmCode;
+use crate::stock::{Frozen, Home, OnSale, WarmPart};
+
+/// How often a condition is looked at that others bring about.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// Kafka is asked over new connections each time.
+const ASK_KAFKA_EVERY: Duration = Duration::from_millis(100);
+/// Claims or requests in one call of the script.
+const PART: usize = 1_000;
+
+impl Auditor {
+    /// Rebuilds the sale and answers with its new generation. Waits as long as it takes: the lock's maximum hold
+    /// bounds it from outside.
+    pub(super) async fn rebuild(&self, sale: &Sale, fence: &Fence) -> Result<i64, Error> {
+        let Frozen::Yes { home, generation } = self.stock.freeze(sale.id, fence.token()).await? else {
+            return Err(Error::Overtaken);
+        };
+        self.until_relays_have_flushed(&home).await?;
+        loop {
+            self.until_the_outbox_is_empty(sale.id).await?;
+            self.until_the_ledger_has_caught_up().await?;
+            if self.republish_what_has_no_row(sale.id).await? == 0 {
+                break;
+            }
+        }
+        let warm = self.ledger.open_generation(sale.id, generation, Some(fence)).await?;
+        self.warm(fence, &home, &warm).await?;
+        Ok(warm.generation)
+    }
+
+    /// Orders that only a relay's memory holds are in Kafka afterwards.
+    async fn until_relays_have_flushed(&self, home: &Home) -> Result<(), Error> {
+        let stale = Duration::from_millis(self.settings.relay_stale_ms);
+        while heartbeat::unflushed(self.ledger.pool(), home.as_str(), stale).await? > 0 {
+            sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
+    async fn until_the_outbox_is_empty(&self, sale: SaleId) -> Result<(), Error> {
+        while self.stock.outbox_length(sale).await? > 0 {
+            sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
+    /// Every message that is in Kafka now has its row afterwards. Not "lag zero": other sales never pause.
+    async fn until_the_ledger_has_caught_up(&self) -> Result<(), Error> {
+        let kafka = self.kafka.clone();
+        // Asking Kafka blocks a thread.
+        let ask = move |marks: Option<consumer::Watermarks>| {
+            let kafka = kafka.clone();
+            async move {
+                let asked = tokio::task::spawn_blocking(move || match marks {
+                    None => consumer::watermarks(&kafka).map(|marks| (u64::MAX, marks)),
+                    Some(marks) => Ok((marks.ahead_of_group(&kafka)?, marks)),
+                });
+                asked.await.map_err(anyhow::Error::from).and_then(|answer| answer).map_err(Error::Kafka)
+            }
+        };
+        let (mut ahead, mut marks) = ask(None).await?;
+        while ahead > 0 {
+            (ahead, marks) = ask(Some(marks)).await?;
+            if ahead > 0 {
+                sleep(ASK_KAFKA_EVERY).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// A claim whose message Kafka lost is its only trace: after the rebuild it would be gone.
+    async fn republish_what_has_no_row(&self, sale: SaleId) -> Result<u64, Error> {
+        let Some(holdings) = self.stock.holdings(sale).await? else { return Ok(0) };
+        let orders: Vec<_> = holdings.claims.iter().map(|held| held.order).collect();
+        let standings = self.ledger.standings(&orders).await?;
+        let orphans: Vec<_> = holdings.claims.into_iter().filter(|held| !standings.contains_key(&held.order)).collect();
+        self.republish(sale, holdings.generation, &orphans).await
+    }
+
+    async fn warm(&self, fence: &Fence, home: &Home, warm: &Warm) -> Result<(), Error> {
+        let on_sale = OnSale { generation: warm.generation, total: warm.total, remaining: warm.available };
+        let claims: Vec<(UserId, String)> = warm
+            .claims
+            .iter()
+            .map(|claim| (claim.user.clone(), format!("{}|{}|{}", claim.order, claim.quantity, claim.created_ms)))
+            .collect();
+        let requests: Vec<(String, String)> = warm
+            .requests
+            .iter()
+            .map(|r| (format!("{}:{}", r.user, r.key), format!("{}|{}|{}", r.order, r.fingerprint, r.quantity)))
+            .collect();
+        let parts = claims.len().div_ceil(PART).max(requests.len().div_ceil(PART)).max(1);
+        for part in 0..parts {
+            let part = WarmPart {
+                first: part == 0,
+                last: part + 1 == parts,
+                claims: slice(&claims, part),
+                requests: slice(&requests, part),
+            };
+            match self.stock.warm(&warm.sale, fence.token(), home, &on_sale, part).await? {
+                WarmCode::Warmed => {}
+                WarmCode::Refused => return Err(Error::Overtaken),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn slice<T>(all: &[T], part: usize) -> &[T] {
+    let start = (part * PART).min(all.len());
+    &all[start..(start + PART).min(all.len())]
+}

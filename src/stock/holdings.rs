@@ -1,0 +1,99 @@
+//! What Redis holds of a sale, for the auditor: every claim with its age, and what it takes to publish it again.
+
+use std::collections::HashMap;
+
+use super::{Error, Stock, keys};
+use crate::domain::{OrderId, OrderMessage, RequestKey, SaleId, UserId};
+
+/// The sale as it stands in Redis, selling or not.
+#[derive(Clone, Debug)]
+pub struct Holdings {
+    pub generation: i64,
+    /// Units that this Redis knows to have been given to it.
+    pub total: u32,
+    /// The clock of Redis, milliseconds since the Unix epoch.
+    pub now_ms: i64,
+    pub claims: Vec<Held>,
+}
+
+/// A claim.
+#[derive(Clone, Debug)]
+pub struct Held {
+    pub user: UserId,
+    pub order: OrderId,
+    pub quantity: u32,
+    pub accepted_ms: i64,
+}
+
+impl Stock {
+    /// Everything that Redis holds of a sale, read atomically. `None`: nothing that ever sold.
+    pub async fn holdings(&self, sale: SaleId) -> Result<Option<Holdings>, Error> {
+        let reply: (Vec<Option<String>>, (i64, i64), HashMap<String, String>) = redis::pipe()
+            .atomic()
+            .cmd("HMGET")
+            .arg(keys::sale(sale))
+            .arg(&["remaining", "generation", "total"])
+            .cmd("TIME")
+            .hgetall(keys::claims(sale))
+            .query_async(&mut self.redis.clone())
+            .await?;
+        let (fields, (seconds, micros), claims) = reply;
+        let field = |at: usize| fields.get(at).and_then(Option::as_deref);
+        if field(0).is_none() {
+            return Ok(None);
+        }
+        let broken = || Error::Reply(format!("the hash of sale {sale}: {fields:?}"));
+        let claims = claims.into_iter().map(|(user, claim)| {
+            let held = held(&user, &claim);
+            held.ok_or_else(|| Error::Reply(format!("claim of {user}: {claim}")))
+        });
+        Ok(Some(Holdings {
+            generation: field(1).and_then(|text| text.parse().ok()).ok_or_else(broken)?,
+            total: field(2).and_then(|text| text.parse().ok()).ok_or_else(broken)?,
+            now_ms: seconds * 1000 + micros / 1000,
+            claims: claims.collect::<Result<_, _>>()?,
+        }))
+    }
+
+    /// These claims as the messages that they were accepted as, to be published again.
+    pub async fn messages(&self, sale: SaleId, generation: i64, claims: &[Held]) -> Result<Vec<OrderMessage>, Error> {
+        let command = redis::cmd("HGETALL").arg(keys::requests(sale)).to_owned();
+        let requests: HashMap<String, String> = command.query_async(&mut self.redis.clone()).await?;
+        let by_order: HashMap<&str, RequestKey> =
+            requests.iter().filter_map(|(name, value)| request(name, value)).collect();
+        let message = |held: &Held| OrderMessage {
+            id: held.order,
+            sale,
+            user: held.user.clone(),
+            quantity: held.quantity,
+            generation,
+            accepted_ms: held.accepted_ms,
+            request: by_order.get(held.order.to_string().as_str()).cloned(),
+        };
+        Ok(claims.iter().map(message).collect())
+    }
+
+    /// Entries that Kafka has not confirmed.
+    pub async fn outbox_length(&self, sale: SaleId) -> Result<u64, Error> {
+        Ok(redis::cmd("XLEN").arg(keys::outbox(sale)).query_async(&mut self.redis.clone()).await?)
+    }
+}
+
+/// `ORDER|UNITS|ACCEPTED_MS`
+fn held(user: &str, claim: &str) -> Option<Held> {
+    let mut parts = claim.split('|');
+    Some(Held {
+        user: user.parse().ok()?,
+        order: parts.next()?.parse().ok()?,
+        quantity: parts.next()?.parse().ok()?,
+        accepted_ms: parts.next()?.parse().ok()?,
+    })
+}
+
+/// `USER:KEY` → `ORDER|FINGERPRINT|UNITS`
+fn request<'a>(name: &str, value: &'a str) -> Option<(&'a str, RequestKey)> {
+    let (_, key) = name.split_once(':')?;
+    let mut parts = value.split('|');
+    let order = parts.next()?;
+    Some((order, RequestKey { key: key.to_owned(), fingerprint: parts.next()?.to_owned() }))
+}
