@@ -22,6 +22,9 @@ pub mod ledger;
 
 pub mod reconcile;
 
+/// The lock that the jobs of step 9 hold, one for each sale. Never on the way of a purchase.
+pub mod lock;
+
 pub mod operator;
 
 pub mod catalogue;
