@@ -143,8 +143,9 @@ impl Held {
             _ => error!(%name, token, reason = why.label(), ?held, "a lock was lost while its job was running"),
         }
         self.metrics.lost(why);
-        self.status.send_modify(|status| status.lost = Some(why));
         self.over.cancel();
+        // Last: whoever hears of the loss finds everything else said.
+        self.status.send_modify(|status| status.lost = Some(why));
     }
 
     /// Frees the lock if it is still ours. What another holds is left alone, whatever was lost before.
