@@ -174,8 +174,8 @@ impl Guard {
 
     /// Gives the lock back. Waits until the last renewal has ended, so that none can follow.
     ///
-    /// Ends within a third of the time to live, five seconds at most and one call. Dropping the future does not stop
-    /// the release.
+    /// Without an answer from Redis it gives up after a third of the time to live or five seconds, whichever is less,
+    /// and at most two calls more. Dropping the future does not stop the release.
     pub async fn release(self) -> Released {
         // Exactly one of several guards gets the hold.
         let Some(hold) = Arc::into_inner(self.hold) else { return Released::Kept };

@@ -138,11 +138,12 @@ impl Held {
     /// Final: nothing ever takes the loss back, for somebody else may have held the lock in between.
     fn lose(&mut self, why: Lost) {
         let (name, token, held) = (&self.acquisition.name, self.token, self.since.elapsed());
-        match why {
-            Lost::Closing => debug!(%name, token, "a lock is wanted back: the process is going down"),
-            _ => error!(%name, token, reason = why.label(), ?held, "a lock was lost while its job was running"),
+        if why == Lost::Closing {
+            debug!(%name, token, "a lock is wanted back: the process is going down");
+        } else {
+            error!(%name, token, reason = why.label(), ?held, "a lock was lost while its job was running");
+            self.metrics.lost(why);
         }
-        self.metrics.lost(why);
         self.over.cancel();
         // Last: whoever hears of the loss finds everything else said.
         self.status.send_modify(|status| status.lost = Some(why));

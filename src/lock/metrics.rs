@@ -89,6 +89,7 @@ impl Metrics {
         let label = match outcome {
             Released::Released => "released",
             Released::AlreadyReleased => "already_released",
+            Released::Lost(Lost::Closing) => "closing",
             Released::Lost(_) => "lost",
             Released::Unconfirmed => "unconfirmed",
             Released::Kept => return,

@@ -2,7 +2,7 @@
 //!
 //! In: the name of a thing and how long to wait for it. Decided, in one script in Redis: who holds it, and under which
 //! fencing token. Guaranteed: a job that lost its lock is told, before somebody else can have it unless its process
-//! was paused; and a job that writes through [`Fence`] writes nothing once a later holder has claimed the resource,
+//! was paused; and a job that writes through `Fence` writes nothing once a later holder has claimed the resource,
 //! whatever was paused, lost or forgotten. The first keeps work from being done twice; only the second is safety.
 //!
 //! ```no_run
@@ -77,8 +77,8 @@ impl Default for Options {
 /// Why a lock was not had. Nothing is held afterwards: what a lost answer may have taken is given up behind the scenes.
 #[derive(Debug, thiserror::Error)]
 pub enum AcquireError {
-    /// Somebody else holds it, and nobody wanted to wait. Their lease ends in `retry_after` unless they renew it.
-    #[error("somebody else holds the lock, for {retry_after:?} at least")]
+    /// Somebody else holds it, and nobody wanted to wait. It expires in `retry_after` unless it is renewed.
+    #[error("somebody else holds the lock, which expires in {retry_after:?} unless they renew it")]
     Busy { retry_after: Duration },
     /// Somebody else held it all the time.
     #[error("somebody else held the lock all the time")]

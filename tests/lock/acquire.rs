@@ -207,6 +207,7 @@ async fn a_closed_lock_tells_its_holders_and_takes_nobody() {
     let why = seckill::lock::Lost::Closing;
     assert_eq!(job.await.unwrap(), (why, Released::Lost(why)));
     assert_eq!(world.owner().await, None, "not left to its time to live");
+    assert_eq!(world.counted("lost", "closing") + world.counted("release", "lost"), 0, "an orderly end pages nobody");
     let refused = world.lock.acquire(&world.name, waiting(LONG)).await;
     assert!(matches!(refused, Err(AcquireError::Unavailable(Unavailable::Closed))), "{refused:?}");
 }
