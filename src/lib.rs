@@ -13,7 +13,8 @@
 //! 7. [`consumer`]: reads Kafka in batches, and commits its offsets once the ledger has said yes.
 //! 8. [`ledger`]: the batch becomes rows in PostgreSQL, in one statement for each sale, under an optimistic lock. This is
 //!    the last wall: even a Redis that had lost its memory could not make it sell a unit twice.
-//! 9. [`reconcile`]: the way from the ledger to Redis. Today it opens a sale for the first time.
+//! 9. [`reconcile`]: the auditor finds what a fault has left undone, and does it under a [`lock`]; it alone carries the
+//!    ledger's word to Redis.
 //!
 //! Arrows point one way: `api` → `admission` → `sold_out` → `stock`, and the stages behind Redis never import the edge.
 //! What the whole of it promises is code, too: [`promises`].
@@ -50,6 +51,9 @@ pub mod ledger;
 
 // Step 9. From the ledger to Redis.
 pub mod reconcile;
+
+// The lock that step 9 holds, and the fence that it shows at every write.
+pub mod lock;
 
 // The operator's commands, the same by HTTP and by the command line.
 pub mod operator;

@@ -1,0 +1,16 @@
+//! The lock on a real Redis and a real PostgreSQL: contention, lost answers, outages, pauses, and what they leave.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod acquire;
+
+mod fencing;
+
+mod paused;
+
+mod release;
+
+mod scripts;
+
+mod watchdog;
+
+mod world;
