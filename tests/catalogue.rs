@@ -1,5 +1,5 @@
 //! The catalogue on a real PostgreSQL: what operators may do, and what a node knows while PostgreSQL is silent.
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 #[path = "support/postgres.rs"]
 mod postgres;

@@ -202,45 +202,43 @@ mod tests {
         fn no_batch_oversells_or_gives_a_user_two_orders(
             facts in proptest::collection::vec(any_fact(), 0..24), available in 0..12_i64,
         ) {
-            let facts: Vec<_> = facts.iter()
-                .map(|(message, known, holds_live, key_taken)| Fact { message, known: *known, holds_live: *holds_live, key_taken: *key_taken })
-                .collect();
+            let fact = |(message, known, holds_live, key_taken)| Fact { message, known, holds_live, key_taken };
+            let facts: Vec<_> = facts.iter().map(|(m, k, h, t)| fact((m, *k, *h, *t))).collect();
             let decision = decide(1, available, &facts).expect("nothing is ahead");
             prop_assert_eq!(decision.verdicts.len(), facts.len());
 
-            let created: Vec<_> = facts.iter().zip(&decision.verdicts).filter(|(_, v)| **v == Verdict::Create).map(|(f, _)| f).collect();
-            let units: i64 = created.iter().map(|fact| i64::from(fact.message.quantity)).sum();
-            prop_assert_eq!(units, decision.units);
-            prop_assert!(units <= available);
-            let buyers: HashSet<_> = created.iter().map(|fact| &fact.message.user).collect();
-            prop_assert_eq!(buyers.len(), created.len());
-            prop_assert!(created.iter().all(|fact| !fact.known && !fact.holds_live && fact.message.generation == 1));
-
-            // One row per id that had none, and no two rows that the unique index on request keys would refuse.
-            let (mut rows, mut keys) = (HashSet::new(), HashSet::new());
+            let (mut left, mut rows, mut keys, mut buyers) = (available, HashSet::new(), HashSet::new(), HashSet::new());
             for (fact, verdict) in facts.iter().zip(&decision.verdicts) {
-                if *verdict == Verdict::Skip {
-                    prop_assert!(fact.known || rows.contains(&fact.message.id));
+                let message = fact.message;
+                let quantity = i64::from(message.quantity);
+                // One row per id that had none.
+                let has_row = fact.known || rows.contains(&message.id);
+                prop_assert_eq!(has_row, *verdict == Verdict::Skip);
+                if has_row {
                     continue;
                 }
-                prop_assert!(rows.insert(fact.message.id));
-                let indexed = !matches!(verdict, Verdict::Reject { keyless: true, .. } | Verdict::Reject { reason: Reason::Superseded, .. });
-                if let (Some(request), true) = (&fact.message.request, indexed) {
-                    let unused = !(fact.key_taken && request.key == *request.key && fact.message.generation == 1);
-                    prop_assert!(unused && keys.insert((&fact.message.user, &request.key)));
-                }
-            }
-            prop_assert_eq!(rows.len(), decision.rows());
-
-            // Sold out only if it truly did not fit into what was left at its turn.
-            let mut left = available;
-            for (fact, verdict) in facts.iter().zip(&decision.verdicts) {
+                rows.insert(message.id);
                 match verdict {
-                    Verdict::Create => left -= i64::from(fact.message.quantity),
-                    Verdict::Reject { reason: Reason::SoldOut, .. } => prop_assert!(i64::from(fact.message.quantity) > left),
+                    Verdict::Create => {
+                        prop_assert!(message.generation == 1 && !fact.holds_live && buyers.insert(&message.user));
+                        left -= quantity;
+                    }
+                    // Only if it truly did not fit into what was left at its turn.
+                    Verdict::Reject { reason: Reason::SoldOut, .. } => prop_assert!(quantity > left),
                     _ => {}
                 }
+                // No two rows that the unique index on request keys would refuse.
+                let unindexed = matches!(
+                    verdict,
+                    Verdict::Reject { keyless: true, .. } | Verdict::Reject { reason: Reason::Superseded, .. }
+                );
+                if let (Some(request), false) = (&message.request, unindexed) {
+                    prop_assert!(!fact.key_taken && keys.insert((&message.user, &request.key)));
+                }
             }
+            prop_assert!(left >= 0);
+            prop_assert_eq!(decision.units, available - left);
+            prop_assert_eq!(decision.rows(), rows.len());
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The ledger on a real PostgreSQL: whatever is delivered, in whatever order and however often, the books balance.
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 #[path = "../support/postgres.rs"]
 mod postgres;

@@ -61,6 +61,28 @@ async fn two_consumers_pass_the_check_and_one_inserts() {
     assert_eq!((view.orders.len(), view.available), (1, 9));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_decision_that_a_commit_has_overtaken_is_made_again() {
+    let world = World::new("overtaken").await;
+    let sale = world.sale(1).await;
+    world.ledger.record(&messages(sale, 0..1)).await.unwrap();
+    let mut stranger = world.outside.acquire().await.unwrap();
+    let mut adding = stranger.begin().await.unwrap();
+    sqlx::query("UPDATE stock SET total = 2, available = 1, redis_total = 2, version = version + 1")
+        .execute(&mut *adding)
+        .await
+        .unwrap();
+    // By what the recorder can see, everything is sold. When it comes to write that down, it is true no more.
+    let commit = async {
+        world.until_waiting(1).await;
+        adding.commit().await.unwrap();
+    };
+    let batch = messages(sale, 1..2);
+    let (recorded, ()) = tokio::join!(world.ledger.record(&batch), commit);
+    assert_eq!(recorded.unwrap(), Recorded { created: 1, ..Recorded::default() });
+    world.view(sale).await;
+}
+
 /// Raises `code` in place of the first `times` inserts. A sequence forgets nothing when a transaction fails.
 async fn inject(world: &World, code: &str, times: i64) {
     let sql = format!(
@@ -222,4 +244,25 @@ async fn a_close_racing_the_record_of_the_next_order_leaves_one_live_order_at_mo
         assert_eq!(view.available, 1);
     }
     assert!(bought <= 40);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_row_that_stays_locked_is_given_up_by_the_server_and_the_batch_may_be_repeated() {
+    let world = World::new("stays_locked").await;
+    let sale = world.sale(10).await;
+    let impatient = world.another_ledger_with_limit(200).await;
+    let mut holder = world.outside.acquire().await.unwrap();
+    let mut hold = holder.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM stock FOR UPDATE").execute(&mut *hold).await.unwrap();
+
+    let batch = messages(sale, 0..5);
+    let fault = impatient.record(&batch).await.unwrap_err();
+    let Error::Unavailable(refusal) = &fault else { panic!("{fault}") };
+    // lock_not_available: the wait for the lock ended, before the statement's own limit did.
+    assert_eq!(refusal.as_database_error().unwrap().code().unwrap(), "55P03");
+    assert!(fault.concerns_one_sale());
+
+    hold.rollback().await.unwrap();
+    assert_eq!(impatient.record(&batch).await.unwrap().created, 5);
+    world.view(sale).await;
 }

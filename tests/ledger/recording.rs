@@ -177,3 +177,20 @@ async fn look_ups_use_the_indexes_of_a_table_that_nobody_has_analysed() {
     assert_eq!(scans.0, 0, "whole-table scans");
     assert!(scans.1 >= 3 * 8000, "index scans: {}", scans.1);
 }
+
+#[tokio::test]
+async fn a_table_that_was_analysed_while_empty_is_not_scanned_for_each_message_once_it_is_full() {
+    let world = World::new("analysed_empty").await;
+    let sale = world.sale(3000).await;
+    world.meddle("ALTER TABLE orders SET (autovacuum_enabled = false)").await;
+    world.meddle("VACUUM ANALYZE orders").await;
+    let batch = messages(sale, 0..3000);
+    // Enough small ones for PostgreSQL to think of keeping a plan.
+    for part in batch[..20].chunks(1).chain(batch[20..].chunks(500)) {
+        world.ledger.record(part).await.unwrap();
+    }
+    world.until_left(&world.ledger).await;
+    let scanned = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'orders'";
+    let scanned: i64 = sqlx::query_scalar(scanned).fetch_one(&world.outside).await.unwrap();
+    assert!(scanned < 50_000, "{scanned} rows were looked at one by one");
+}

@@ -49,6 +49,12 @@ impl World {
         Ledger::connect(&self.settings, PAY_WITHIN).await.unwrap()
     }
 
+    /// One whose statements are ended by the server after this time, and their waits for a lock after half of it.
+    pub async fn another_ledger_with_limit(&self, statement_timeout_ms: u64) -> Ledger {
+        let settings = config::Postgres { statement_timeout_ms, ..self.settings.clone() };
+        Ledger::connect(&settings, PAY_WITHIN).await.unwrap()
+    }
+
     /// A sale of `units` at generation 1.
     pub async fn sale(&self, units: u32) -> SaleId {
         let now = OffsetDateTime::now_utc();
