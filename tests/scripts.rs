@@ -282,4 +282,8 @@ async fn every_key_has_a_time_to_live(settings: &config::Redis) {
     shop.one(shop.purchase("bob")).await;
     let ttl: i64 = shop.redis.clone().ttl(keys::claims(shop.sale.id)).await.expect("a time to live");
     assert!(ttl > 0);
+    let missing = Shop::closed(settings, sale(1)).await;
+    missing.freeze(1).await;
+    let ttl: i64 = missing.redis.clone().ttl(keys::sale(missing.sale.id)).await.expect("a time to live");
+    assert!(ttl > 0, "also the marker of a freeze");
 }

@@ -169,6 +169,23 @@ async fn a_live_order_that_a_stranger_inserts_meanwhile_is_a_lost_race_not_a_fau
     world.view(sale).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn units_that_a_stranger_takes_past_the_version_are_a_lost_race_not_a_fault() {
+    let world = World::new("past_the_version").await;
+    let sale = world.sale(1).await;
+    let mut stranger = world.outside.acquire().await.unwrap();
+    let mut strange = stranger.begin().await.unwrap();
+    // By hand, and without a word to the version: only the guard on the units is left to notice.
+    sqlx::query("UPDATE stock SET available = 0, total = 1, redis_total = 1").execute(&mut *strange).await.unwrap();
+    let commit = async {
+        world.until_waiting(1).await;
+        strange.commit().await.unwrap();
+    };
+    let batch = messages(sale, 0..1);
+    let (recorded, ()) = tokio::join!(world.ledger.record(&batch), commit);
+    assert_eq!(recorded.unwrap(), Recorded { sold_out: 1, ..Recorded::default() });
+}
+
 /// failure mode 32: a hot row starves the pool, and unrelated items fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hot_row_does_not_starve_unrelated_sales() {
