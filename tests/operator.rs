@@ -15,7 +15,7 @@ use seckill::sandbox::{Options, Sandbox};
 use seckill::shutdown::Stop;
 use seckill::stock::script::WarmCode;
 use seckill::stock::{Frozen, OnSale, WarmPart};
-use sqlx::Connection as _;
+use sqlx::{Connection as _, PgPool};
 use support::http::{Answer, Connection};
 use support::service::{PATIENCE, Running, new_sale, prepared, settings};
 use support::wait_until;
@@ -237,15 +237,8 @@ async fn an_opening_that_crashed_at_any_line_is_completed_by_the_next() {
     node.stop().await;
 }
 
-/// An opening whose session is gone has lost its lock. Whatever it does afterwards must not touch the sale that the
-/// next one has opened: a generation raised behind its back would turn every order of the sale into a rejection.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_opening_that_was_overtaken_changes_nothing_of_the_sale_that_sells() {
-    let settings = settings("overtaken").await;
-    let (slow, quick) = (observer(&settings).await, observer(&settings).await);
-    let sale = quick.service.operator.create(NewSale { total: 3, ..new_sale() }).await.expect("a draft").id;
-    let pool = quick.service.ledger.pool();
-    // The first update of any stock row waits, before it has locked anything.
+/// Makes the first update of any stock row wait for the advisory lock 1, before it has locked anything.
+async fn stop_the_first_raise(pool: &PgPool) {
     let stop = "CREATE SEQUENCE updates;
                 CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$
                 BEGIN
@@ -254,18 +247,59 @@ async fn an_opening_that_was_overtaken_changes_nothing_of_the_sale_that_sells() 
                 END $$;
                 CREATE TRIGGER stop BEFORE UPDATE ON stock FOR EACH STATEMENT EXECUTE FUNCTION stop();";
     sqlx::raw_sql(stop).execute(pool).await.expect("a trigger");
+}
+
+async fn until_it_raises(pool: &PgPool) {
+    let waiting = "SELECT count(*) = 1 FROM pg_stat_activity
+                   WHERE datname = current_database() AND wait_event = 'advisory'";
+    wait_until("the opening raises the generation", PATIENCE, async || {
+        sqlx::query_scalar(waiting).fetch_one(pool).await.expect("an answer")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_opening_that_redis_refuses_leaves_a_draft_and_the_next_one_opens_it() {
+    let settings = settings("refused").await;
+    let running = observer(&settings).await;
+    let sale = running.service.operator.create(NewSale { total: 3, ..new_sale() }).await.expect("a draft").id;
+    let pool = running.service.ledger.pool();
+    stop_the_first_raise(pool).await;
+    let mut holder = pool.acquire().await.expect("a connection");
+    let mut hold = holder.begin().await.expect("a transaction");
+    sqlx::query("SELECT pg_advisory_xact_lock(1)").execute(&mut *hold).await.expect("a lock");
+    let operator = running.service.operator.clone();
+    let opening = tokio::spawn(async move { operator.change(sale, to(SaleState::Open)).await });
+    until_it_raises(pool).await;
+    // Between its freeze and its warm somebody else freezes the sale.
+    freeze(&running, sale).await;
+    hold.rollback().await.expect("the opening goes on");
+    let refused = opening.await.expect("it ends");
+    assert!(matches!(refused, Err(Error::NotOnSale(_))), "{refused:?}");
+    assert_eq!(generation(&running, sale).await, 0, "nothing was raised");
+
+    let opened = running.service.operator.change(sale, to(SaleState::Open)).await.expect("it opens");
+    assert_eq!(opened.state, SaleState::Open);
+    let view = redis_view(&running, sale).await;
+    assert_eq!((view.selling, view.remaining), (true, 3));
+}
+
+/// An opening whose session is gone has lost its lock. Whatever it does afterwards must not touch the sale that the
+/// next one has opened: a generation raised behind its back would turn every order of the sale into a rejection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_opening_that_was_overtaken_changes_nothing_of_the_sale_that_sells() {
+    let settings = settings("overtaken").await;
+    let (slow, quick) = (observer(&settings).await, observer(&settings).await);
+    let sale = quick.service.operator.create(NewSale { total: 3, ..new_sale() }).await.expect("a draft").id;
+    let pool = quick.service.ledger.pool();
+    stop_the_first_raise(pool).await;
     let mut holder = pool.acquire().await.expect("a connection");
     let mut hold = holder.begin().await.expect("a transaction");
     sqlx::query("SELECT pg_advisory_xact_lock(1)").execute(&mut *hold).await.expect("a lock");
 
     let operator = slow.service.operator.clone();
     let opening = tokio::spawn(async move { operator.change(sale, to(SaleState::Open)).await });
-    let waiting = "SELECT count(*) = 1 FROM pg_stat_activity
-                   WHERE datname = current_database() AND wait_event = 'advisory'";
-    wait_until("the slow one raises the generation", PATIENCE, async || {
-        sqlx::query_scalar(waiting).fetch_one(pool).await.expect("an answer")
-    })
-    .await;
+    until_it_raises(pool).await;
     // What a server does to a session that was idle in a transaction for too long.
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks
                WHERE relation = 'sales'::regclass AND mode = 'RowShareLock'
