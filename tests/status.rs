@@ -4,12 +4,11 @@ mod support;
 
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
-use seckill::app::{Roles, Service};
+use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, OrderStatus, SaleId, UserId};
 use seckill::sandbox::{Options, Sandbox};
-use seckill::shutdown::Stop;
 use seckill::stock::keys;
 use secrecy::ExposeSecret;
 use support::http::{Answer, Connection};
@@ -48,9 +47,7 @@ impl Cuttable {
         let mut proxied = sandbox.proxied(&direct);
         proxied.redis.response_timeout_ms = response_timeout_ms;
         let node = Running::start(&proxied, Roles::SERVE).await;
-        let stop = Stop::new();
-        let service = Service::start(&direct, Roles::OBSERVE, &stop).await.expect("the stores answer");
-        let observer = Running { settings: direct, service, stop };
+        let observer = Running::observe(&direct).await;
         Self { sandbox, node, observer }
     }
 
