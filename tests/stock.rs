@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::AsyncCommands;
 use seckill::config;
 use seckill::domain::{Accepted, Outcome, Purchase, Refusal, Sale};
-use seckill::sandbox::{Options, RedisOptions, Sandbox};
+use seckill::sandbox::{Fsync, Options, RedisOptions, Sandbox};
 use seckill::stock::{Stock, keys};
 use support::shop::{Shop, accepted, is_accepted, refused, sale};
 use support::wait_until;
@@ -63,6 +63,39 @@ async fn a_script_flush_in_mid_sale_costs_nobody_an_answer() {
     let outcomes = buyers.join_all().await;
     assert!(outcomes.iter().all(is_accepted), "{:?}", outcomes.iter().find(|outcome| !is_accepted(outcome)));
     assert_eq!(shop.remaining().await, 0);
+}
+
+/// Failure mode 56, without mercy: the script cache is emptied over and over, also between any two commands of ours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_script_flushes_costs_nobody_an_answer() {
+    let (_sandbox, settings) = own().await;
+    let shop = Shop::open(&settings, 500).await;
+    let mut redis = shop.redis.clone();
+    let storm = tokio::spawn(async move {
+        let mut flushes = redis::pipe();
+        for _ in 0..20 {
+            flushes.cmd("SCRIPT").arg("FLUSH").ignore();
+        }
+        while flushes.exec_async(&mut redis).await.is_ok() {}
+    });
+    for n in 0..500 {
+        let outcome = shop.stock.purchase(shop.sale.id, shop.purchase(&format!("u{n}"))).await.outcome;
+        assert!(is_accepted(&outcome), "{outcome:?}");
+    }
+    storm.abort();
+}
+
+/// A Redis that was restarted may be trusted only with a file of its own: without one it has forgotten.
+#[tokio::test]
+async fn a_restarted_redis_without_a_file_is_not_trusted() {
+    let options = RedisOptions { fsync: Fsync::Off, ..RedisOptions::default() };
+    let sandbox = Sandbox::start(Options::none().redis(options)).await.expect("Redis starts");
+    let settings = sandbox.settings("no_file").await.expect("settings").redis;
+    assert!(settings.trust_restart);
+    let shop = Shop::open(&settings, 1).await;
+    assert_eq!(shop.remaining().await, 1);
+    shop.set("home", "0000").await;
+    assert_eq!(shop.one(shop.purchase("ann")).await, Outcome::Cold);
 }
 
 /// Failure mode 60: an answer must not reach another's request when callers give up in the middle.

@@ -36,6 +36,7 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 pub use error::Error;
+pub(crate) use generation::raise_generation;
 pub use generation::{Warm, WarmClaim, WarmRequest};
 pub use metrics::Metrics;
 pub use orders::Moved;
