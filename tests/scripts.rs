@@ -282,4 +282,9 @@ async fn every_key_has_a_time_to_live(settings: &config::Redis) {
     shop.one(shop.purchase("bob")).await;
     let ttl: i64 = shop.redis.clone().ttl(keys::claims(shop.sale.id)).await.expect("a time to live");
     assert!(ttl > 0);
+    // An end in the past does not delete the orders that wait in the outbox.
+    let early =
+        Sale { ends_at: OffsetDateTime::now_utc() - 2 * settings.retention(), revision: 2, ..shop.sale.clone() };
+    assert_eq!(shop.stock.set_sale(&early).await.expect("an answer"), SaleCode::Changed);
+    assert_eq!(shop.everything().await.3, 2, "both orders are still there");
 }
