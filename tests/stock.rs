@@ -162,6 +162,20 @@ async fn a_purchase_without_an_answer_is_unknown_and_its_retry_learns_the_truth(
     assert_eq!(stock.probe(shop.sale.id).await.expect("an answer").map(|news| news.remaining), Some(1));
 }
 
+/// A firewall that forgot a connection, or a balancer whose server died, sends neither bytes nor an end.
+#[tokio::test]
+async fn a_connection_that_fell_silent_is_replaced_and_the_node_sells_on() {
+    let (sandbox, mut settings) = own().await;
+    settings.url = sandbox.redis().proxied_url().expect("a proxy").into();
+    settings.response_timeout_ms = 300;
+    let shop = Shop::open(&settings, 3).await;
+    sandbox.redis().proxy().expect("a proxy").strand();
+    let lost = shop.purchase("ann");
+    assert_eq!(shop.stock.purchase(shop.sale.id, lost.clone()).await.outcome, Outcome::Unknown(lost.order));
+    assert!(is_accepted(&shop.stock.purchase(shop.sale.id, shop.purchase("bob")).await.outcome));
+    assert!(is_accepted(&shop.stock.purchase(shop.sale.id, lost).await.outcome), "the retry is told the truth");
+}
+
 /// Failure mode 62: no id is ever part of a script's text.
 #[tokio::test]
 async fn the_number_of_cached_scripts_does_not_grow_with_the_number_of_sales() {

@@ -1,5 +1,7 @@
 //! The writes that are not purchases: freeze, warm, state, added stock, release. All are safe to repeat.
 
+use time::OffsetDateTime;
+
 use super::script::{FREEZE, FreezeCode, RELEASE, ReleaseCode, SALE, STOCK, SaleCode, StockCode, WARM, WarmCode};
 use super::{Error, Stock, keys};
 use crate::domain::{OrderId, Sale, SaleId, SaleState, UserId};
@@ -110,11 +112,13 @@ impl Stock {
         ReleaseCode::from_code(code).ok_or_else(|| Error::Reply(format!("release: {code}")))
     }
 
+    /// Counted from now where the end has passed: a moment in the past would delete orders that wait in the outbox.
     fn expire_at(&self, sale: &Sale) -> i64 {
-        ms(sale.ends_at).saturating_add(i64::try_from(self.retention.as_millis()).unwrap_or(i64::MAX))
+        ms(sale.ends_at.max(OffsetDateTime::now_utc()))
+            .saturating_add(i64::try_from(self.retention.as_millis()).unwrap_or(i64::MAX))
     }
 }
 
-fn ms(at: time::OffsetDateTime) -> i64 {
+fn ms(at: OffsetDateTime) -> i64 {
     i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }

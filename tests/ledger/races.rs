@@ -1,6 +1,7 @@
 //! Recorders, cancellers and strangers at the same row at the same time.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use seckill::domain::{OrderStatus, Reason};
 use seckill::ledger::{Error, Recorded};
@@ -337,4 +338,30 @@ async fn a_row_that_stays_locked_is_given_up_by_the_server_and_the_batch_may_be_
     hold.rollback().await.unwrap();
     assert_eq!(impatient.record(&batch).await.unwrap().created, 5);
     world.view(sale).await;
+}
+
+/// A connection that a firewall forgot never ends: the batch on it would wait for ever, and the pool with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_connection_that_fell_silent_under_a_batch_is_given_up_and_the_batch_is_written() {
+    let world = World::new("silent").await;
+    let sale = world.sale(10).await;
+    let (ledger, proxy) = world.another_ledger_with_limit_behind_proxy(2000).await;
+    let mut holder = world.outside.acquire().await.unwrap();
+    let mut hold = holder.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM stock FOR UPDATE").execute(&mut *hold).await.unwrap();
+    let batch = messages(sale, 0..3);
+    let strand = async {
+        world.until_waiting(1).await;
+        proxy.strand();
+        hold.rollback().await.unwrap();
+    };
+    let (lost, ()) = tokio::join!(ledger.record(&batch), strand);
+    assert!(matches!(lost, Err(Error::Unavailable(_))), "{lost:?}");
+    let again = async {
+        // The place in the pool is free again within a second or two.
+        while ledger.record(&batch).await.is_err() {}
+    };
+    tokio::time::timeout(Duration::from_secs(20), again).await.unwrap();
+    assert_eq!(world.view(sale).await.orders.len(), 3);
+    assert!(ledger.order(batch[0].id).await.unwrap().is_some());
 }
