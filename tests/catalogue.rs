@@ -145,6 +145,20 @@ async fn illegal_moves_are_refused_and_an_ended_sale_keeps_its_times() {
     assert!(matches!(unknown, Err(Error::UnknownSale(_))));
 }
 
+#[tokio::test]
+async fn the_end_of_an_opened_sale_cannot_be_moved_to_where_every_node_forgets_it() {
+    let world = World::new("long_ago").await;
+    let ends = |ends_at| SaleChange { ends_at: Some(ends_at), ..SaleChange::default() };
+    let early = NewSale { starts_at: new_sale().starts_at - RETENTION * 3, ..new_sale() };
+    let sale = world.catalogue.create(early).await.unwrap();
+    world.catalogue.change(sale.id, to(SaleState::Open)).await.unwrap();
+    let now = OffsetDateTime::now_utc();
+    let forgotten = world.catalogue.change(sale.id, ends(now - RETENTION)).await;
+    assert!(matches!(forgotten, Err(Error::Invalid(_))), "{forgotten:?}");
+    world.catalogue.change(sale.id, ends(now - RETENTION / 4)).await.unwrap();
+    assert!(world.catalogue.get(sale.id).is_some(), "the recent past is no mistake");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn changes_from_two_nodes_at_once_are_all_kept_and_numbered() {
     let world = World::new("two_nodes").await;

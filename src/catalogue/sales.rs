@@ -126,6 +126,7 @@ impl Catalogue {
             let Some(new) = changed(&old, change)? else {
                 return Ok(old);
             };
+            self.refuse_to_forget(&old, &new)?;
             let query = sqlx::query_as(CHANGE)
                 .bind(id.get())
                 .bind(old.revision)
@@ -139,6 +140,18 @@ impl Catalogue {
                 return Ok(sale);
             }
         }
+    }
+}
+
+impl Catalogue {
+    /// A sale past retention is known to no node. Moving the end there would take a sale that was opened from its
+    /// buyers while their orders are on the way; the half that is kept is time to see the mistake and to mend it.
+    fn refuse_to_forget(&self, old: &Sale, new: &Sale) -> Result<(), Error> {
+        let ago = OffsetDateTime::now_utc() - new.ends_at;
+        if old.state != SaleState::Draft && new.ends_at < old.ends_at && ago > self.shared.retention / 2 {
+            return Err(Error::Invalid("the end is too long ago: set the state to ended instead"));
+        }
+        Ok(())
     }
 }
 
