@@ -27,6 +27,7 @@ pub struct Settings {
     pub outbox: Outbox,
     pub consumer: Consumer,
     pub orders: Orders,
+    pub payment: Payment,
     pub telemetry: Telemetry,
 }
 
@@ -153,6 +154,15 @@ pub struct Consumer {
 pub struct Orders {
     /// How long a buyer has to pay, counted by the ledger's clock from the insertion of the row.
     pub pay_within_s: u64,
+}
+
+/// The payment provider.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Payment {
+    /// Key of the HMAC that signs a provider's callbacks, at least 32 bytes. Empty: there are no callbacks.
+    #[serde(skip_serializing)]
+    pub callback_secret: SecretString,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]

@@ -54,6 +54,12 @@ pub mod reconcile;
 // The operator's commands, the same by HTTP and by the command line.
 pub mod operator;
 
+// How an order is closed: ledger first, then Redis.
+pub mod closing;
+
+// Money for orders: a simulated provider, and the callback of a real one.
+pub mod payment;
+
 // Which sales exist and who is blocked: the truth in PostgreSQL, a fresh copy on each node.
 pub mod catalogue;
 

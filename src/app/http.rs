@@ -13,7 +13,9 @@ use super::Service;
 use crate::admission::Admission;
 use crate::admission::identity::Verifier;
 use crate::api::{self, Api, Measured};
+use crate::closing::Closing;
 use crate::config::Settings;
+use crate::payment::Signature;
 use crate::shutdown::{Part, Stop};
 use crate::sold_out::{Doubtful, Flags, Watch};
 
@@ -29,6 +31,7 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
     let verifier = Verifier::new(&settings.auth.jwt_secret).context("auth.jwt_secret")?;
     let admission = Admission::new(&settings.admission, &settings.http, &settings.auth.jwt_secret, &registry)?;
     let measured = Measured::register(&registry)?;
+    let callbacks = Signature::new(&settings.payment.callback_secret)?;
     let flags = Flags::default();
     let Service { stock, catalogue, ledger, operator, .. } = service;
     let watch = Watch::new(&settings.redis, flags.clone(), stock.clone(), catalogue.clone())?;
@@ -48,6 +51,8 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
         stock: stock.clone(),
         ledger: ledger.clone(),
         operator: operator.clone(),
+        closing: Closing::new(ledger.clone(), stock.clone()),
+        callbacks,
         registry,
         stop: stop.clone(),
         clock: OffsetDateTime::now_utc,
