@@ -66,6 +66,7 @@ impl World {
             ends_at: now + Duration::from_secs(3600),
             challenge: false,
             total: units,
+            reserve: None,
         };
         let sale = self.catalogue.create(new).await.unwrap();
         assert_eq!(self.ledger.open_generation(sale.id, 0).await.unwrap().generation, 1);
