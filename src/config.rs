@@ -28,6 +28,8 @@ pub struct Settings {
     pub consumer: Consumer,
     pub reconcile: Reconcile,
     pub orders: Orders,
+    pub payment: Payment,
+    pub fallback: Fallback,
     pub telemetry: Telemetry,
 }
 
@@ -177,6 +179,29 @@ pub struct Orders {
     pub pay_within_s: u64,
 }
 
+/// The payment provider.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Payment {
+    /// Key of the HMAC that signs a provider's callbacks, at least 32 bytes. Empty: there are no callbacks.
+    #[serde(skip_serializing)]
+    pub callback_secret: SecretString,
+}
+
+/// What is sold while Redis cannot be reached.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fallback {
+    /// Share of a new sale's units that is kept from Redis for it, rounded down. 0 to 99.
+    pub reserve_percent: u32,
+    /// Purchases in a row that Redis leaves without an answer before this node stops asking it.
+    pub failures: u32,
+    /// How long it is left alone before one purchase tries again.
+    pub open_ms: u64,
+    /// Most purchases that this node has the ledger decide at once. Beyond it: 503.
+    pub concurrency: usize,
+}
+
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Telemetry {
@@ -233,6 +258,13 @@ impl Settings {
         if self.reconcile.relay_stale_ms <= self.kafka.delivery_timeout_ms {
             warnings.push(
                 "reconcile.relay_stale_ms is not above kafka.delivery_timeout_ms: a rebuild may overtake a relay"
+                    .to_owned(),
+            );
+        }
+        if self.fallback.concurrency >= self.postgres.max_connections as usize {
+            warnings.push(
+                "fallback.concurrency is not below postgres.max_connections: while Redis is away nothing else gets a \
+                 connection"
                     .to_owned(),
             );
         }

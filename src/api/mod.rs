@@ -12,11 +12,15 @@ mod events;
 
 mod measure;
 
+mod moves;
+
 mod openapi;
 
 mod operations;
 
 mod orders;
+
+mod payments;
 
 pub mod problem;
 
@@ -33,8 +37,11 @@ use time::OffsetDateTime;
 use crate::admission::Admission;
 use crate::admission::identity::Verifier;
 use crate::catalogue::Catalogue;
+use crate::closing::Closing;
+use crate::fallback::Fallback;
 use crate::ledger::Ledger;
 use crate::operator::Operator;
+use crate::payment::Signature;
 use crate::shutdown::Stop;
 use crate::sold_out::{Doubtful, Flags};
 use crate::stock::Stock;
@@ -53,9 +60,13 @@ pub struct Api {
     pub catalogue: Catalogue,
     pub flags: Flags,
     pub doubtful: Doubtful,
+    pub fallback: Fallback,
     pub stock: Stock,
     pub ledger: Ledger,
     pub operator: Operator,
+    pub closing: Closing,
+    /// `None`: no provider calls back here.
+    pub callbacks: Option<Signature>,
     pub registry: Registry,
     pub stop: Stop,
     pub clock: fn() -> OffsetDateTime,
@@ -73,7 +84,9 @@ pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
         .service(resource("challenge", "/sales/{sale}/challenge", |r| r.get(sales::challenge)))
         .service(resource("own_order", "/sales/{sale}/order", |r| r.get(orders::own)))
         .service(resource("order", "/orders/{order}", |r| r.get(orders::one)))
-        .service(resource("order_events", "/orders/{order}/events", |r| r.get(events::stream)));
+        .service(resource("order_events", "/orders/{order}/events", |r| r.get(events::stream)))
+        .service(resource("pay", "/orders/{order}/pay", |r| r.post(moves::pay)))
+        .service(resource("cancel", "/orders/{order}/cancel", |r| r.post(moves::cancel)));
     let operators = web::scope("/admin/v1")
         .service(resource("admin_sales", "/sales", |r| r.post(admin::create)))
         .service(resource("admin_sale", "/sales/{sale}", |r| r.patch(admin::change)))
@@ -84,6 +97,7 @@ pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
         .app_data(web::PayloadConfig::new(MAX_BODY))
         .service(buyers)
         .service(operators)
+        .service(resource("payment_callback", "/callbacks/v1/payments", |r| r.post(payments::callback)))
         .service(resource("livez", "/livez", |r| r.get(operations::livez)))
         .service(resource("readyz", "/readyz", |r| r.get(operations::readyz)))
         .service(resource("metrics", "/metrics", |r| r.get(operations::metrics)))

@@ -28,12 +28,13 @@ pub enum Code {
     BodyTooLarge,
     UnsupportedMediaType,
     IdempotencyKeyReused,
+    AmountMismatch,
     RateLimited,
     Unavailable,
 }
 
 impl Code {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::Forbidden,
@@ -53,6 +54,7 @@ impl Code {
         Self::BodyTooLarge,
         Self::UnsupportedMediaType,
         Self::IdempotencyKeyReused,
+        Self::AmountMismatch,
         Self::RateLimited,
         Self::Unavailable,
     ];
@@ -79,6 +81,7 @@ impl Code {
             Self::BodyTooLarge => (413, "body_too_large", "The body is larger than 1 KiB"),
             Self::UnsupportedMediaType => (415, "unsupported_media_type", "The body must be application/json"),
             Self::IdempotencyKeyReused => (422, "idempotency_key_reused", "This key was used for another request"),
+            Self::AmountMismatch => (422, "amount_mismatch", "The payment is not the order's amount"),
             Self::RateLimited => (429, "rate_limited", "Too many requests"),
             Self::Unavailable => (503, "unavailable", "Not possible right now; the outcome, if any, can be asked for"),
         }

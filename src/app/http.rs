@@ -13,7 +13,10 @@ use super::Service;
 use crate::admission::Admission;
 use crate::admission::identity::Verifier;
 use crate::api::{self, Api, Measured};
+use crate::closing::Closing;
 use crate::config::Settings;
+use crate::fallback::Fallback;
+use crate::payment::Signature;
 use crate::shutdown::{Part, Stop};
 use crate::sold_out::{Doubtful, Flags, Watch};
 
@@ -29,8 +32,10 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
     let verifier = Verifier::new(&settings.auth.jwt_secret).context("auth.jwt_secret")?;
     let admission = Admission::new(&settings.admission, &settings.http, &settings.auth.jwt_secret, &registry)?;
     let measured = Measured::register(&registry)?;
+    let callbacks = Signature::new(&settings.payment.callback_secret)?;
     let flags = Flags::default();
     let Service { stock, catalogue, ledger, operator, .. } = service;
+    let fallback = Fallback::new(&settings.fallback, stock.clone(), ledger.clone(), &registry)?;
     let watch = Watch::new(&settings.redis, flags.clone(), stock.clone(), catalogue.clone())?;
 
     let (token, sweeping) = (stop.token(Part::Jobs), Arc::clone(&admission));
@@ -45,9 +50,12 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
         catalogue: catalogue.clone(),
         flags,
         doubtful: Doubtful::default(),
+        fallback,
         stock: stock.clone(),
         ledger: ledger.clone(),
         operator: operator.clone(),
+        closing: Closing::new(ledger.clone(), stock.clone()),
+        callbacks,
         registry,
         stop: stop.clone(),
         clock: OffsetDateTime::now_utc,

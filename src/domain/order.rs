@@ -146,6 +146,8 @@ pub struct Order {
     pub request_key: Option<String>,
     pub created_at: OffsetDateTime,
     pub pay_before: OffsetDateTime,
+    /// The provider's id of the payment, if it is paid.
+    pub payment_id: Option<String>,
 }
 
 /// An accepted purchase on its way to the ledger: one entry of the outbox, one message in Kafka.

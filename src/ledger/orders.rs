@@ -11,7 +11,7 @@ use crate::domain::{Order, OrderId, OrderStatus, SaleId, UserId};
 /// the sale since.
 const MOVE: &str = concat!(
     "WITH moved AS (
-        UPDATE orders SET status = $2 WHERE id = $1 AND status = 'created' RETURNING ",
+        UPDATE orders SET status = $2, payment_id = $4 WHERE id = $1 AND status = 'created' RETURNING ",
     order_columns!(),
     "), home AS (
         UPDATE stock SET
@@ -76,20 +76,21 @@ impl Ledger {
     /// does not know to be free, never one that is sold twice.
     pub async fn close(&self, id: OrderId, how: OrderStatus) -> Result<Moved, Error> {
         match how {
-            OrderStatus::Cancelled | OrderStatus::Expired => self.move_to(id, how).await,
+            OrderStatus::Cancelled | OrderStatus::Expired => self.move_to(id, how, None).await,
             _ => Err(Error::NotAClosing(how)),
         }
     }
 
-    /// Marks an unpaid order as paid. Does not look at the clock: until it is closed, an order can be paid.
-    pub async fn pay(&self, id: OrderId) -> Result<Moved, Error> {
-        self.move_to(id, OrderStatus::Paid).await
+    /// Marks an unpaid order as paid by this payment. Does not look at the clock: until it is closed, an order can be
+    /// paid. [`Moved::Already`] may show another payment's id: then this one pays nothing.
+    pub async fn pay(&self, id: OrderId, payment: &str) -> Result<Moved, Error> {
+        self.move_to(id, OrderStatus::Paid, Some(payment)).await
     }
 
-    async fn move_to(&self, id: OrderId, next: OrderStatus) -> Result<Moved, Error> {
+    async fn move_to(&self, id: OrderId, next: OrderStatus, payment: Option<&str>) -> Result<Moved, Error> {
         loop {
             let frees_units = !next.is_live();
-            let query = sqlx::query_as(MOVE).bind(id.uuid()).bind(next.as_str()).bind(frees_units);
+            let query = sqlx::query_as(MOVE).bind(id.uuid()).bind(next.as_str()).bind(frees_units).bind(payment);
             if let Some(OrderRow(order)) = query.fetch_optional(&self.pool).await? {
                 return Ok(Moved::Now(order));
             }

@@ -11,7 +11,8 @@ use crate::domain::{Order, OrderId, SaleId, UserId};
 macro_rules! order_columns {
     () => {
         "orders.id, orders.sale_id, orders.user_id, orders.quantity, orders.amount_cents, orders.status, \
-         orders.reason, orders.pool, orders.generation, orders.request_key, orders.created_at, orders.pay_before"
+         orders.reason, orders.pool, orders.generation, orders.request_key, orders.created_at, orders.pay_before, \
+         orders.payment_id"
     };
 }
 
@@ -35,6 +36,7 @@ impl FromRow<'_, PgRow> for OrderRow {
             request_key: row.try_get("request_key")?,
             created_at: row.try_get("created_at")?,
             pay_before: row.try_get("pay_before")?,
+            payment_id: row.try_get("payment_id")?,
         }))
     }
 }

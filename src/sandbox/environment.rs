@@ -12,6 +12,7 @@ use crate::config::Settings;
 pub fn env_for(settings: &Settings) -> Vec<(String, String)> {
     let mut variables = vec![
         (variable("auth", "jwt_secret"), settings.auth.jwt_secret.expose_secret().to_owned()),
+        (variable("payment", "callback_secret"), settings.payment.callback_secret.expose_secret().to_owned()),
         (variable("redis", "url"), settings.redis.url.expose_secret().to_owned()),
         (variable("postgres", "url"), settings.postgres.url.expose_secret().to_owned()),
     ];

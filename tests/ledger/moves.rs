@@ -47,7 +47,7 @@ async fn pay_and_close_at_once_end_in_one_of_the_two() {
         let order = message(sale, round);
         world.ledger.record(std::slice::from_ref(&order)).await.unwrap();
         let (paid, expired) =
-            tokio::join!(world.ledger.pay(order.id), world.ledger.close(order.id, OrderStatus::Expired));
+            tokio::join!(world.ledger.pay(order.id, "p-1"), world.ledger.close(order.id, OrderStatus::Expired));
         let status = world.status(order.id).await;
         match (paid.unwrap(), expired.unwrap()) {
             (Moved::Now(_), Moved::Illegal(_)) => assert_eq!(status, OrderStatus::Paid),
@@ -67,12 +67,12 @@ async fn every_move_raises_the_version_and_no_repeat_does() {
     let version = async || world.view(sale).await.version;
     let before = version().await;
     for _ in 0..2 {
-        world.ledger.pay(kept.id).await.unwrap();
+        world.ledger.pay(kept.id, "p-1").await.unwrap();
         world.ledger.close(dropped.id, OrderStatus::Expired).await.unwrap();
         assert_eq!(version().await, before + 2);
     }
     assert!(matches!(world.ledger.close(kept.id, OrderStatus::Cancelled).await.unwrap(), Moved::Illegal(_)));
-    assert!(matches!(world.ledger.pay(dropped.id).await.unwrap(), Moved::Illegal(_)));
+    assert!(matches!(world.ledger.pay(dropped.id, "p-1").await.unwrap(), Moved::Illegal(_)));
     assert_eq!(version().await, before + 2);
 }
 
@@ -82,7 +82,7 @@ async fn an_order_without_a_row_cannot_move_and_is_not_invented() {
     let sale = world.sale(10).await;
     let queued = OrderId::mint(sale, 0, 1);
     assert_eq!(world.ledger.close(queued, OrderStatus::Cancelled).await.unwrap(), Moved::Unknown);
-    assert_eq!(world.ledger.pay(queued).await.unwrap(), Moved::Unknown);
+    assert_eq!(world.ledger.pay(queued, "p-1").await.unwrap(), Moved::Unknown);
     assert!(matches!(world.ledger.close(queued, OrderStatus::Paid).await, Err(Error::NotAClosing(_))));
     assert_eq!(world.ledger.order(queued).await.unwrap(), None);
     assert_eq!(world.ledger.latest_order(sale, &user(1)).await.unwrap(), None);

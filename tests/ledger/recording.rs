@@ -34,7 +34,7 @@ async fn a_duplicate_does_not_deduct_twice_whatever_became_of_its_order() {
     let sale = world.sale(10).await;
     let batch = messages(sale, 0..3);
     assert_eq!(world.ledger.record(&batch).await.unwrap().created, 3);
-    world.ledger.pay(batch[0].id).await.unwrap();
+    world.ledger.pay(batch[0].id, "p-1").await.unwrap();
     world.ledger.close(batch[1].id, OrderStatus::Cancelled).await.unwrap();
     world.ledger.close(batch[2].id, OrderStatus::Expired).await.unwrap();
     let before = world.view(sale).await;
