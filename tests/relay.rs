@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use prometheus::Registry;
 use redis::aio::MultiplexedConnection;
 use seckill::config::Settings;
-use seckill::outbox::{Metrics, Publisher, Worker};
+use seckill::outbox::{Homes, Metrics, Publisher, Worker};
 use seckill::sandbox::shared;
 use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
@@ -29,7 +29,8 @@ async fn settings(name: &str) -> Settings {
 
 fn worker(settings: &Settings, name: &str) -> Worker {
     let publisher = Publisher::new(&settings.kafka).unwrap();
-    Worker::new(settings, sale(1), name, publisher, Metrics::register(&Registry::new()).unwrap()).unwrap()
+    Worker::new(settings, sale(1), name, publisher, Metrics::register(&Registry::new()).unwrap(), Homes::default())
+        .unwrap()
 }
 
 async fn drain(worker: &mut Worker, redis: &mut MultiplexedConnection) {
