@@ -3,8 +3,7 @@
 -- Lua does not roll back, so nothing is written before everything has been decided. An empty batch is a probe.
 --
 -- KEYS  1 sale  2 claims  3 requests  4 outbox
--- ARGV  1 trust_restart ('1': a restarted Redis with its own append-only file may sell on)
---       2 retention, milliseconds that the keys outlive the end of the sale
+-- ARGV  1 retention, milliseconds that the keys outlive the end of the sale
 --       then six for each purchase: generation, order, user, quantity, request key or '', fingerprint or ''
 -- Reply {cold or selling, generation, epoch, remaining, code, detail, code, detail, …}: a pair for each purchase
 --
@@ -26,7 +25,7 @@ local COLD, ACCEPTED, REPLAYED, RETRIED, ALREADY, SOLD_OUT = 0, 1, 2, 3, 4, 5
 local NOT_ENOUGH, NOT_STARTED, ENDED, PAUSED, TOO_MANY, KEY_REUSED = 6, 7, 8, 9, 10, 11
 
 local sale, claims, requests, outbox = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local trust_restart, retention_ms = ARGV[1] == '1', tonumber(ARGV[2])
+local retention_ms = tonumber(ARGV[1])
 
 -- Read: the sale.
 
@@ -39,25 +38,12 @@ local max_quantity, starts_ms, ends_ms = tonumber(fields[6] or 0), tonumber(fiel
 
 -- The process that was warmed is known by its run id: a restart, a promotion or a restored copy has another.
 local function is_home()
-  local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-  if run_id == home then
-    return true
-  end
-  if not trust_restart then
-    return false
-  end
-  local own_file = string.find(redis.call('INFO', 'persistence'), 'aof_enabled:1', 1, true)
-  local master = string.find(redis.call('INFO', 'replication'), 'role:master', 1, true)
-  if own_file and master then
-    redis.call('HSET', sale, 'home', run_id)
-    return true
-  end
-  return false
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') == home
 end
 
 local selling = remaining ~= nil and frozen == '0' and is_home()
 local reply = {selling and 1 or 0, tonumber(generation or 0), tonumber(fields[9] or 0), remaining or 0}
-local purchases = (#ARGV - 2) / 6
+local purchases = (#ARGV - 1) / 6
 
 if not selling then
   for _ = 1, purchases do
@@ -74,7 +60,7 @@ end
 
 local users, keys = {}, {}
 for i = 1, purchases do
-  local at = 2 + (i - 1) * 6
+  local at = 1 + (i - 1) * 6
   users[i] = ARGV[at + 3]
   if ARGV[at + 5] ~= '' then
     keys[#keys + 1] = ARGV[at + 3] .. ':' .. ARGV[at + 5]
@@ -171,7 +157,7 @@ local function decide(at)
 end
 
 for i = 1, purchases do
-  local code, detail = decide(2 + (i - 1) * 6)
+  local code, detail = decide(1 + (i - 1) * 6)
   reply[#reply + 1] = code
   reply[#reply + 1] = detail
 end

@@ -92,9 +92,6 @@ pub struct Redis {
     pub connect_timeout_ms: u64,
     /// How long a sale's keys outlive its end.
     pub retention_h: u64,
-    /// Whether a Redis that was restarted may sell on, as far as INFO shows it a master with an append-only file.
-    /// Safe only with `appendfsync always`, where a restart loses nothing; INFO cannot show that.
-    pub trust_restart: bool,
 }
 
 /// PostgreSQL: the truth.
@@ -265,13 +262,6 @@ impl Settings {
             warnings.push(
                 "fallback.concurrency is not below postgres.max_connections: while Redis is away nothing else gets a \
                  connection"
-                    .to_owned(),
-            );
-        }
-        if self.redis.trust_restart {
-            warnings.push(
-                "redis.trust_restart is on: a Redis restarted without `appendfsync always` sells units twice, and the \
-                 later orders are rejected"
                     .to_owned(),
             );
         }

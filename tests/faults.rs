@@ -28,6 +28,7 @@ struct Scene {
     nodes: Vec<(Process, SocketAddr)>,
     relay: Process,
     consumer: Process,
+    _auditor: Process,
     /// Plays no role: the operator and the observer, straight to the stores.
     observer: Running,
     settings: Settings,
@@ -44,11 +45,11 @@ impl Scene {
             running.push(serve(&sandbox, &settings, n).await);
         }
         let spawn = |role: &str| sandbox.spawn(role, Path::new(BINARY), &[role], &settings).expect("a process");
-        let (relay, consumer) = (spawn("relay"), spawn("consume"));
+        let (relay, consumer, auditor) = (spawn("relay"), spawn("consume"), spawn("reconcile"));
         let stop = Stop::new();
         let service = Service::start(&settings, Roles::OBSERVE, &stop).await.expect("the stores answer");
         let observer = Running { settings: settings.clone(), service, stop };
-        Self { nodes: running, relay, consumer, observer, settings, sandbox }
+        Self { nodes: running, relay, consumer, _auditor: auditor, observer, settings, sandbox }
     }
 
     async fn open(&self, total: u32) -> SaleId {

@@ -32,7 +32,6 @@ struct Bench {
 /// No grace: in these tests nothing is on its way that is not waited for.
 async fn hasty(name: &str) -> Settings {
     let mut settings = settings(name).await;
-    settings.redis.trust_restart = false;
     settings.reconcile.grace_ms = 0;
     settings
 }
@@ -226,7 +225,6 @@ async fn a_job_that_was_overtaken_writes_nothing() {
 async fn own(name: &str) -> (Arc<Sandbox>, Settings) {
     let sandbox = Arc::new(Sandbox::start(sandbox::Options::default()).await.expect("the servers start"));
     let mut settings = prepared(sandbox.settings(name).await.expect("settings")).await;
-    settings.redis.trust_restart = false;
     settings.reconcile.deep_every_ms = 500;
     settings.reconcile.grace_ms = 12_000;
     (sandbox, settings)

@@ -303,7 +303,6 @@ async fn a_child_process_reads_the_very_settings_of_its_parent() -> anyhow::Resu
     settings.auth.jwt_secret = "a secret, with = and \"quotes\" in it".into();
     settings.http.trusted_proxies = vec!["127.0.0.1".parse()?, "::1".parse()?];
     settings.admission.user_burst = 77;
-    settings.redis.trust_restart = true;
     settings.telemetry.filter = "warn,seckill=debug".to_owned();
     let (process, answer) = copy("echo its settings", temp.path(), env_for(&settings))?;
     let status = process.wait(SOON).await?;

@@ -16,8 +16,7 @@ use time::{Duration, OffsetDateTime};
 #[tokio::test]
 async fn every_branch_of_every_script_on_a_plain_redis() {
     let sandbox = seckill::sandbox::shared().await.expect("the servers start");
-    let mut settings = sandbox.settings("scripts").await.expect("settings").redis;
-    settings.trust_restart = false;
+    let settings = sandbox.settings("scripts").await.expect("settings").redis;
     every_branch(&settings).await;
 }
 
@@ -137,12 +136,6 @@ async fn purchase_is_cold_where_redis_cannot_prove_that_it_may_sell(settings: &c
     let (older, now) = (Purchase { generation: 0, ..shop.purchase("ann") }, shop.purchase("bob"));
     let newer = Purchase { generation: 2, ..shop.purchase("cid") };
     assert_eq!(shop.run(&[older, now.clone(), newer]).await, [Outcome::Cold, accepted(&now), Outcome::Cold]);
-
-    let trusting = config::Redis { trust_restart: true, ..settings.clone() };
-    let shop = Shop::open(&trusting, 1).await;
-    shop.set("home", "0000").await;
-    assert_eq!(shop.probe().await.map(|news| news.remaining), Some(1), "a master with its own file may sell on");
-    assert_ne!(shop.everything().await.0["home"], "0000", "and is at home from then on");
 }
 
 async fn freeze_and_warm_obey_the_greatest_token(settings: &config::Redis) {

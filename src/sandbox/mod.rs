@@ -143,7 +143,6 @@ impl Sandbox {
         let mut settings = Settings::load(None)?;
         settings.http.bind = server::local(0);
         settings.auth.jwt_secret = JWT_SECRET.into();
-        settings.redis.trust_restart = true;
         settings.redis.url = match &self.redis {
             Some(redis) => redis.database_url(index)?.into(),
             None => format!("redis://{NOWHERE}").into(),

@@ -25,10 +25,13 @@ pub struct Held {
     pub accepted_ms: i64,
 }
 
+/// Fields of the sale, seconds and microseconds, claims.
+type Reply = (Vec<Option<String>>, (i64, i64), HashMap<String, String>);
+
 impl Stock {
     /// Everything that Redis holds of a sale, read atomically. `None`: nothing that ever sold.
     pub async fn holdings(&self, sale: SaleId) -> Result<Option<Holdings>, Error> {
-        let reply: (Vec<Option<String>>, (i64, i64), HashMap<String, String>) = redis::pipe()
+        let reply: Reply = redis::pipe()
             .atomic()
             .cmd("HMGET")
             .arg(keys::sale(sale))

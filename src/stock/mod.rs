@@ -90,7 +90,6 @@ impl Answer {
 pub struct Stock {
     redis: Line,
     retention: Duration,
-    trust_restart: bool,
     batchers: Arc<RwLock<HashMap<SaleId, Batcher>>>,
     runtime: tokio::runtime::Handle,
 }
@@ -101,7 +100,6 @@ impl Stock {
         Ok(Self {
             redis: Line::open(settings)?,
             retention: settings.retention(),
-            trust_restart: settings.trust_restart,
             batchers: Arc::default(),
             runtime: tokio::runtime::Handle::current(),
         })

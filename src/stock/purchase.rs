@@ -25,7 +25,7 @@ impl Stock {
     /// At most [`MAX_BATCH`] purchases; none is a probe.
     pub async fn purchase_batch(&self, sale: SaleId, batch: &[Purchase]) -> Result<Answers, Error> {
         let mut call = PURCHASE.call(&keys::all(sale));
-        call.arg(u8::from(self.trust_restart)).arg(self.retention.as_millis() as u64);
+        call.arg(self.retention.as_millis() as u64);
         for purchase in batch {
             let (key, fingerprint) =
                 purchase.request.as_ref().map_or(("", ""), |request| (&request.key, &request.fingerprint));

@@ -43,7 +43,7 @@ impl Stock {
             return Ok(Claim::Held { order, quantity });
         }
         let field = |at: usize| sale.get(at).and_then(Option::as_deref);
-        let home = field(2).is_some_and(|home| self.trust_restart || run_id(&info) == Some(home));
+        let home = field(2).is_some_and(|home| run_id(&info) == Some(home));
         let proven =
             field(0).is_some() && field(1) == Some(generation.to_string().as_str()) && field(3) == Some("0") && home;
         Ok(if proven { Claim::None } else { Claim::Cold })
@@ -74,7 +74,7 @@ impl Stock {
             Ok::<_, Error>(ClaimFact { user: user.parse().map_err(|_| broken())?, order, quantity })
         });
         Ok(Some(RedisView {
-            selling: number("frozen") == Some(0) && (self.trust_restart || home == run_id(&info)),
+            selling: number("frozen") == Some(0) && home.is_some() && home == run_id(&info),
             generation: number("generation").ok_or_else(broken)?,
             total: number("total").ok_or_else(broken)?,
             remaining: number("remaining").ok_or_else(broken)?,

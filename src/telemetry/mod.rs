@@ -121,10 +121,10 @@ mod tests {
     #[test]
     fn risky_pairs_are_warned_about() {
         let mut settings = settings();
-        settings.redis.trust_restart = true;
+        settings.reconcile.grace_ms = 0;
         let logged = announced(LogFormat::Text, &settings);
         assert_eq!(logged.lines().count(), 2, "{logged}");
-        assert!(logged.contains("WARN") && logged.contains("redis.trust_restart"), "{logged}");
+        assert!(logged.contains("WARN") && logged.contains("reconcile.grace_ms"), "{logged}");
     }
 
     #[test]

@@ -151,6 +151,7 @@ pub fn sale() -> Sale {
         revision: 1,
         generation: 1,
         total: 5,
+        reserve: 0,
     }
 }
 
