@@ -28,6 +28,7 @@ pub struct Settings {
     pub consumer: Consumer,
     pub orders: Orders,
     pub payment: Payment,
+    pub fallback: Fallback,
     pub telemetry: Telemetry,
 }
 
@@ -165,6 +166,20 @@ pub struct Payment {
     pub callback_secret: SecretString,
 }
 
+/// What is sold while Redis cannot be reached.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fallback {
+    /// Share of a new sale's units that is kept from Redis for it, rounded down. 0 to 99.
+    pub reserve_percent: u32,
+    /// Purchases in a row that Redis leaves without an answer before this node stops asking it.
+    pub failures: u32,
+    /// How long it is left alone before one purchase tries again.
+    pub open_ms: u64,
+    /// Most purchases that this node has the ledger decide at once. Beyond it: 503.
+    pub concurrency: usize,
+}
+
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Telemetry {
@@ -210,6 +225,13 @@ impl Settings {
         if self.redis.response_timeout_ms >= self.http.shutdown_timeout_s * 1000 {
             warnings.push(
                 "redis.response_timeout_ms is not below http.shutdown_timeout_s: a stop cuts purchases off".to_owned(),
+            );
+        }
+        if self.fallback.concurrency >= self.postgres.max_connections as usize {
+            warnings.push(
+                "fallback.concurrency is not below postgres.max_connections: while Redis is away nothing else gets a \
+                 connection"
+                    .to_owned(),
             );
         }
         if self.redis.trust_restart {

@@ -39,16 +39,20 @@ pub struct Operator {
     ledger: Ledger,
     stock: Stock,
     kafka: config::Kafka,
+    reserve_percent: u32,
 }
 
 impl Operator {
-    pub fn new(catalogue: Catalogue, ledger: Ledger, stock: Stock, kafka: config::Kafka) -> Self {
-        Self { catalogue, ledger, stock, kafka }
+    pub fn new(catalogue: Catalogue, ledger: Ledger, stock: Stock, settings: &config::Settings) -> Self {
+        let reserve_percent = settings.fallback.reserve_percent;
+        Self { catalogue, ledger, stock, kafka: settings.kafka.clone(), reserve_percent }
     }
 
-    /// A new sale, as a draft.
+    /// A new sale, as a draft. Without a word about its reserve it gets the share of the settings, rounded down.
     pub async fn create(&self, new: NewSale) -> Result<Sale, Error> {
-        Ok(self.catalogue.create(new).await?)
+        let share = u64::from(new.total) * u64::from(self.reserve_percent) / 100;
+        let reserve = new.reserve.or_else(|| u32::try_from(share).ok());
+        Ok(self.catalogue.create(NewSale { reserve, ..new }).await?)
     }
 
     /// Changes state or times. The first opening puts the sale into Redis; nothing later does.

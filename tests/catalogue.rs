@@ -56,6 +56,7 @@ fn new_sale() -> NewSale {
         ends_at: now + Duration::from_secs(3600),
         challenge: true,
         total: 1000,
+        reserve: None,
     }
 }
 

@@ -330,6 +330,7 @@ async fn postgresql_down_for_all_tries_loses_nothing_and_the_rows_come_when_it_i
         ends_at: now + Duration::from_secs(3600),
         challenge: false,
         total: 1000,
+        reserve: None,
     };
     let sale = catalogue.create(new).await.unwrap().id;
     ledger.open_generation(sale, 0).await.unwrap();

@@ -24,6 +24,8 @@ pub struct CreateSale {
     pub price_cents: i64,
     /// Units.
     pub stock: u32,
+    /// Units of these that are sold only while Redis cannot be reached; the share of the settings if absent.
+    pub reserve: Option<u32>,
     /// Most units that one order may hold.
     #[serde(default = "one")]
     pub max_quantity: u32,
@@ -82,6 +84,7 @@ pub async fn create(api: web::Data<Api>, request: HttpRequest, body: Body) -> Re
         name: asked.name,
         price_cents: asked.price_cents,
         total: asked.stock,
+        reserve: asked.reserve,
         max_quantity: asked.max_quantity,
         starts_at: asked.starts_at,
         ends_at: asked.ends_at,

@@ -93,7 +93,7 @@ impl Service {
         let token = stop.token(Part::Jobs);
         stop.spawn(Part::Jobs, async move { polling.run(CATALOGUE_EVERY, token).await });
 
-        let operator = Operator::new(catalogue.clone(), ledger.clone(), stock.clone(), settings.kafka.clone());
+        let operator = Operator::new(catalogue.clone(), ledger.clone(), stock.clone(), settings);
         let mut service = Self { http: None, ledger, stock, catalogue, operator };
         if roles.relay {
             service.start_relay(settings, &registry, stop)?;
@@ -143,7 +143,7 @@ pub async fn operator(settings: &Settings) -> anyhow::Result<Operator> {
     let ledger = ledger(settings).await?;
     let catalogue = catalogue(settings, &ledger).await?;
     let stock = Stock::connect(&settings.redis)?;
-    Ok(Operator::new(catalogue, ledger, stock, settings.kafka.clone()))
+    Ok(Operator::new(catalogue, ledger, stock, settings))
 }
 
 async fn catalogue(settings: &Settings, ledger: &Ledger) -> anyhow::Result<Catalogue> {

@@ -11,7 +11,7 @@ use crate::domain::{Sale, SaleId, SaleState};
 macro_rules! sale_columns {
     () => {
         "sales.id, sales.name, sales.price_cents, sales.max_quantity, sales.starts_at, sales.ends_at, sales.state, \
-         sales.challenge, sales.revision, stock.generation, stock.total"
+         sales.challenge, sales.revision, stock.generation, stock.total, stock.reserve"
     };
 }
 
@@ -28,8 +28,10 @@ pub struct NewSale {
     pub starts_at: OffsetDateTime,
     pub ends_at: OffsetDateTime,
     pub challenge: bool,
-    /// Units put on sale.
+    /// Units put on sale, in both pools.
     pub total: u32,
+    /// Units of these that are kept from Redis, fewer than all; `None` leaves it to the settings, and without them is 0.
+    pub reserve: Option<u32>,
 }
 
 /// What an operator changes. `None` leaves things as they are.
@@ -40,14 +42,14 @@ pub struct SaleChange {
     pub ends_at: Option<OffsetDateTime>,
 }
 
-/// Sale and stock in one statement, so that there is never the one without the other. All units are for Redis.
+/// Sale and stock in one statement, so that there is never the one without the other. Redis gets what is not in reserve.
 const CREATE: &str = concat!(
     "WITH sales AS (
         INSERT INTO sales (name, price_cents, max_quantity, starts_at, ends_at, challenge)
         VALUES ($1, $2, $3, $4, $5, $6) RETURNING *
     ), stock AS (
         INSERT INTO stock (sale_id, total, available, reserve, redis_total)
-        SELECT id, $7, $7, 0, $7 FROM sales RETURNING *
+        SELECT id, $7, $7 - $8, $8, $7 - $8 FROM sales RETURNING *
     )
     SELECT ",
     sale_columns!(),
@@ -86,6 +88,7 @@ impl FromRow<'_, PgRow> for SaleRow {
             revision: row.try_get("revision")?,
             generation: row.try_get("generation")?,
             total: count("total")?,
+            reserve: count("reserve")?,
         }))
     }
 }
@@ -101,6 +104,8 @@ impl Catalogue {
     pub async fn create(&self, new: NewSale) -> Result<Sale, Error> {
         let max_quantity = i32::try_from(new.max_quantity).map_err(|_| Error::Invalid("max_quantity is too large"))?;
         let total = i32::try_from(new.total).map_err(|_| Error::Invalid("a sale has at most 2147483647 units"))?;
+        let reserve = i32::try_from(new.reserve.unwrap_or(0)).ok().filter(|reserve| *reserve < total.max(1));
+        let reserve = reserve.ok_or(Error::Invalid("a reserve is smaller than the stock"))?;
         let query = sqlx::query_as(CREATE)
             .bind(new.name)
             .bind(new.price_cents)
@@ -108,7 +113,8 @@ impl Catalogue {
             .bind(whole_ms(new.starts_at))
             .bind(whole_ms(new.ends_at))
             .bind(new.challenge)
-            .bind(total);
+            .bind(total)
+            .bind(reserve);
         let SaleRow(sale) = query.fetch_one(&self.shared.pool).await?;
         self.show_own_change().await;
         Ok(sale)

@@ -21,6 +21,9 @@ pub enum Command {
         /// Units.
         #[arg(long)]
         stock: u32,
+        /// Units of these that are sold only while Redis cannot be reached; the share of the settings if absent.
+        #[arg(long)]
+        reserve: Option<u32>,
         /// Price of one unit, in cents.
         #[arg(long, default_value_t = 0)]
         price_cents: i64,
@@ -61,10 +64,11 @@ impl Command {
     pub async fn run(self, settings: &Settings) -> anyhow::Result<()> {
         let operator = app::operator(settings).await?;
         match self {
-            Self::Create { name, stock, price_cents, max_quantity, starts_at, ends_at, challenge } => {
+            Self::Create { name, stock, reserve, price_cents, max_quantity, starts_at, ends_at, challenge } => {
                 let starts_at = starts_at.unwrap_or_else(OffsetDateTime::now_utc);
                 let ends_at = ends_at.unwrap_or(starts_at + Duration::HOUR);
-                let new = NewSale { name, price_cents, total: stock, max_quantity, starts_at, ends_at, challenge };
+                let new =
+                    NewSale { name, price_cents, total: stock, reserve, max_quantity, starts_at, ends_at, challenge };
                 print(&operator.create(new).await?);
             }
             Self::List => operator.list().await?.iter().for_each(|sale| print(sale)),

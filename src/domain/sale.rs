@@ -78,4 +78,6 @@ pub struct Sale {
     pub generation: i64,
     /// Units put on sale, in both pools.
     pub total: u32,
+    /// Units that only the ledger sells, while Redis cannot be reached; those that are left.
+    pub reserve: u32,
 }

@@ -85,6 +85,8 @@ impl<'a> Operator<'a> {
             "name": offer.name,
             "price_cents": 100,
             "stock": offer.stock,
+            // Sold out must mean sold: nothing here moves the rest of a reserve into Redis.
+            "reserve": 0,
             "max_quantity": offer.max_quantity,
             "starts_at": now.format(&Rfc3339)?,
             "ends_at": (now + offer.lasts).format(&Rfc3339)?,

@@ -20,6 +20,8 @@ mod orders;
 
 mod record;
 
+mod reserve;
+
 mod rows;
 
 mod stock;
@@ -40,6 +42,7 @@ pub use generation::{Warm, WarmClaim, WarmRequest};
 pub use metrics::Metrics;
 pub use orders::Moved;
 pub use record::Recorded;
+pub use reserve::Reserved;
 pub use stock::StockRow;
 pub(crate) use transaction::to_the_end;
 

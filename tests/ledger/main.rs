@@ -12,6 +12,8 @@ mod races;
 
 mod recording;
 
+mod reserve;
+
 mod stock;
 
 mod world;

@@ -57,6 +57,11 @@ impl World {
 
     /// A sale of `units` at generation 1.
     pub async fn sale(&self, units: u32) -> SaleId {
+        self.sale_with(units, 0).await
+    }
+
+    /// A sale of `units`, so many of them in reserve, at generation 1.
+    pub async fn sale_with(&self, units: u32, reserve: u32) -> SaleId {
         let now = OffsetDateTime::now_utc();
         let new = NewSale {
             name: "a sale".to_owned(),
@@ -66,6 +71,7 @@ impl World {
             ends_at: now + Duration::from_secs(3600),
             challenge: false,
             total: units,
+            reserve: Some(reserve),
         };
         let sale = self.catalogue.create(new).await.unwrap();
         assert_eq!(self.ledger.open_generation(sale.id, 0).await.unwrap().generation, 1);

@@ -119,5 +119,6 @@ pub fn new_sale() -> NewSale {
         ends_at: now + Duration::from_secs(3600),
         challenge: false,
         total: 1,
+        reserve: Some(0),
     }
 }

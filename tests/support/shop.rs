@@ -41,6 +41,7 @@ pub fn sale(total: u32) -> Sale {
         revision: 1,
         generation: 1,
         total,
+        reserve: 0,
     }
 }
 
