@@ -38,6 +38,7 @@ use crate::admission::Admission;
 use crate::admission::identity::Verifier;
 use crate::catalogue::Catalogue;
 use crate::closing::Closing;
+use crate::fallback::Fallback;
 use crate::ledger::Ledger;
 use crate::operator::Operator;
 use crate::payment::Signature;
@@ -59,6 +60,7 @@ pub struct Api {
     pub catalogue: Catalogue,
     pub flags: Flags,
     pub doubtful: Doubtful,
+    pub fallback: Fallback,
     pub stock: Stock,
     pub ledger: Ledger,
     pub operator: Operator,

@@ -60,7 +60,11 @@ pub async fn own(api: web::Data<Api>, path: web::Path<String>, request: HttpRequ
     let sale = caller::sale(&api, &path)?;
     let claim = claim(&api, Some(&sale), &user).await;
     if let Claim::Held { order, quantity } = claim {
-        return Ok(HttpResponse::Ok().json(held(&api, &user, order, quantity).await?));
+        let view = held(&api, &user, order, quantity).await?;
+        // A claim whose order was rejected must not hide the live order that it was rejected for.
+        if view.status != OrderStatus::Rejected {
+            return Ok(HttpResponse::Ok().json(view));
+        }
     }
     let latest = api.ledger.latest_order(sale.id, &user).await.map_err(|error| fault("reading an order", &error))?;
     let order = latest.ok_or_else(|| absent(&claim))?;

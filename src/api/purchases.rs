@@ -67,7 +67,7 @@ pub async fn purchase(
         request: key.map(|key| request_key(key, quantity)).transpose()?,
         user: user.clone(),
     };
-    let answer = api.stock.purchase(sale.id, purchase).await;
+    let answer = api.fallback.purchase(&sale, purchase, minted(&api, &sale)).await;
     if let Some(news) = answer.news {
         flag.observe(news);
     }
@@ -112,11 +112,13 @@ fn admit(api: &Api, request: &HttpRequest, sale: &Sale, user: &UserId) -> Result
 fn order_id(api: &Api, sale: &Sale, user: &UserId, key: Option<&str>) -> OrderId {
     match key {
         Some(key) => OrderId::derived(sale.id, user, key, sale.generation),
-        None => {
-            let seconds = u32::try_from(caller::seconds(api)).unwrap_or(u32::MAX);
-            OrderId::mint(sale.id, seconds, (api.chance)())
-        }
+        None => minted(api, sale),
     }
+}
+
+fn minted(api: &Api, sale: &Sale) -> OrderId {
+    let seconds = u32::try_from(caller::seconds(api)).unwrap_or(u32::MAX);
+    OrderId::mint(sale.id, seconds, (api.chance)())
 }
 
 fn request_key(key: &str, quantity: u32) -> Result<RequestKey, Problem> {

@@ -15,6 +15,7 @@ use crate::admission::identity::Verifier;
 use crate::api::{self, Api, Measured};
 use crate::closing::Closing;
 use crate::config::Settings;
+use crate::fallback::Fallback;
 use crate::payment::Signature;
 use crate::shutdown::{Part, Stop};
 use crate::sold_out::{Doubtful, Flags, Watch};
@@ -34,6 +35,7 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
     let callbacks = Signature::new(&settings.payment.callback_secret)?;
     let flags = Flags::default();
     let Service { stock, catalogue, ledger, operator, .. } = service;
+    let fallback = Fallback::new(&settings.fallback, stock.clone(), ledger.clone(), &registry)?;
     let watch = Watch::new(&settings.redis, flags.clone(), stock.clone(), catalogue.clone())?;
 
     let (token, sweeping) = (stop.token(Part::Jobs), Arc::clone(&admission));
@@ -48,6 +50,7 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
         catalogue: catalogue.clone(),
         flags,
         doubtful: Doubtful::default(),
+        fallback,
         stock: stock.clone(),
         ledger: ledger.clone(),
         operator: operator.clone(),

@@ -6,7 +6,7 @@
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Answer, MAX_BATCH, Stock};
+use super::{Answer, Contact, MAX_BATCH, Stock};
 use crate::domain::{Purchase, SaleId};
 
 /// Purchases that may wait for one sale on one node. Beyond it Redis is slower than the demand by seconds, and
@@ -37,7 +37,7 @@ impl Batcher {
         match self.line.try_send(Waiting { purchase, answer }) {
             Ok(()) => answered.await.unwrap_or_else(|_| Answer::unknown(order)),
             // Not sent, so certainly not bought.
-            Err(_) => Answer::cold(),
+            Err(_) => Answer::cold(Contact::Crowded),
         }
     }
 }
@@ -50,14 +50,16 @@ async fn run(stock: Stock, sale: SaleId, mut line: mpsc::Receiver<Waiting>) {
             Ok(answered) => {
                 for (answer, outcome) in answers.into_iter().zip(answered.outcomes) {
                     // A buyer who has gone away is no error: the order stands, and can be asked for.
-                    let _ = answer.send(Answer { outcome, news: answered.news });
+                    let _ = answer.send(Answer { outcome, news: answered.news, contact: Contact::Answered });
                 }
             }
             Err(error) => {
                 let certain = error.wrote_nothing();
                 tracing::warn!(%sale, purchases = batch.len(), certain, %error, "no answer to a batch of purchases");
                 for (answer, purchase) in answers.into_iter().zip(batch) {
-                    let _ = answer.send(if certain { Answer::cold() } else { Answer::unknown(purchase.order) });
+                    let unanswered =
+                        if certain { Answer::cold(Contact::Silent) } else { Answer::unknown(purchase.order) };
+                    let _ = answer.send(unanswered);
                 }
             }
         }

@@ -59,15 +59,27 @@ pub struct Answer {
     pub outcome: Outcome,
     /// Present when Redis answered and could prove that it may sell.
     pub news: Option<StockNews>,
+    pub contact: Contact,
+}
+
+/// What a purchase tells about Redis itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contact {
+    /// It answered, whatever it said.
+    Answered,
+    /// It could not be reached, or did not answer in time.
+    Silent,
+    /// It was not asked: too many wait in line.
+    Crowded,
 }
 
 impl Answer {
     fn unknown(order: OrderId) -> Self {
-        Self { outcome: Outcome::Unknown(order), news: None }
+        Self { outcome: Outcome::Unknown(order), news: None, contact: Contact::Silent }
     }
 
-    fn cold() -> Self {
-        Self { outcome: Outcome::Cold, news: None }
+    fn cold(contact: Contact) -> Self {
+        Self { outcome: Outcome::Cold, news: None, contact }
     }
 }
 
