@@ -138,6 +138,8 @@ fn respond(api: &Api, sale: &Sale, user: &UserId, outcome: Outcome) -> Result<Ht
             api.catalogue.nudge();
             Err(Problem::unavailable())
         }
+        // The catalogue has no part in that: an outage of Redis is not to become one of PostgreSQL.
+        Outcome::NotTried => Err(Problem::unavailable()),
         Outcome::Unknown(order) => {
             api.doubtful.add(sale.id, user);
             Err(Problem::unavailable()

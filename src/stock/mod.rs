@@ -66,8 +66,8 @@ impl Answer {
         Self { outcome: Outcome::Unknown(order), news: None }
     }
 
-    fn cold() -> Self {
-        Self { outcome: Outcome::Cold, news: None }
+    fn not_tried() -> Self {
+        Self { outcome: Outcome::NotTried, news: None }
     }
 }
 
