@@ -2,7 +2,7 @@
 
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, Row};
-use time::OffsetDateTime;
+use time::{OffsetDateTime, UtcOffset};
 
 use super::{Catalogue, Error};
 use crate::domain::{Sale, SaleId, SaleState};
@@ -99,14 +99,16 @@ pub(crate) async fn read(connection: &mut PgConnection, sale: SaleId) -> sqlx::R
 impl Catalogue {
     /// Creates a draft with its stock. Redis hears of it when it is opened.
     pub async fn create(&self, new: NewSale) -> Result<Sale, Error> {
+        storable(&new.name)?;
+        let (starts_at, ends_at) = (whole_ms(new.starts_at)?, whole_ms(new.ends_at)?);
         let max_quantity = i32::try_from(new.max_quantity).map_err(|_| Error::Invalid("max_quantity is too large"))?;
         let total = i32::try_from(new.total).map_err(|_| Error::Invalid("a sale has at most 2147483647 units"))?;
         let query = sqlx::query_as(CREATE)
             .bind(new.name)
             .bind(new.price_cents)
             .bind(max_quantity)
-            .bind(whole_ms(new.starts_at))
-            .bind(whole_ms(new.ends_at))
+            .bind(starts_at)
+            .bind(ends_at)
             .bind(new.challenge)
             .bind(total);
         let SaleRow(sale) = query.fetch_one(&self.shared.pool).await?;
@@ -159,8 +161,8 @@ impl Catalogue {
 fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
     let new = Sale {
         state: change.state.unwrap_or(old.state),
-        starts_at: change.starts_at.map_or(old.starts_at, whole_ms),
-        ends_at: change.ends_at.map_or(old.ends_at, whole_ms),
+        starts_at: change.starts_at.map_or(Ok(old.starts_at), whole_ms)?,
+        ends_at: change.ends_at.map_or(Ok(old.ends_at), whole_ms)?,
         ..old.clone()
     };
     if new == *old {
@@ -175,7 +177,15 @@ fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
     Ok(Some(new))
 }
 
-/// Redis is told milliseconds; the two must not disagree about the moment.
-fn whole_ms(time: OffsetDateTime) -> OffsetDateTime {
-    time.replace_millisecond(time.millisecond()).unwrap_or(time)
+/// Redis is told milliseconds; the two must not disagree about the moment. In UTC, and within the years that every
+/// part can tell: an offset may carry a time out of the range of its type.
+fn whole_ms(time: OffsetDateTime) -> Result<OffsetDateTime, Error> {
+    let time = time.checked_to_offset(UtcOffset::UTC).filter(|time| (1970..=9999).contains(&time.year()));
+    let time = time.ok_or(Error::Invalid("times are in the years 1970 to 9999"))?;
+    Ok(time.replace_millisecond(time.millisecond()).unwrap_or(time))
+}
+
+/// PostgreSQL stores every character but one.
+pub(super) fn storable(text: &str) -> Result<(), Error> {
+    if text.contains('\0') { Err(Error::Invalid("a text has no NUL characters")) } else { Ok(()) }
 }
