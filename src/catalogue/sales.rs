@@ -57,6 +57,10 @@ const CREATE: &str = concat!(
 const READ: &str =
     concat!("SELECT ", sale_columns!(), " FROM sales JOIN stock ON stock.sale_id = sales.id WHERE sales.id = $1");
 
+/// By the same measure as the copies of the nodes.
+const ON_SALE: &str = "
+    SELECT EXISTS (SELECT 1 FROM sales WHERE id = $1 AND state <> 'draft' AND ends_at + $2 > clock_timestamp())";
+
 /// Only if nobody else changed the sale since it was read.
 const CHANGE: &str = concat!(
     "UPDATE sales SET state = $3, starts_at = $4, ends_at = $5, revision = revision + 1
@@ -114,6 +118,12 @@ impl Catalogue {
         let SaleRow(sale) = query.fetch_one(&self.shared.pool).await?;
         self.show_own_change().await;
         Ok(sale)
+    }
+
+    /// Whether buyers of some node can see the sale: asks PostgreSQL, for when the copy does not know it.
+    pub async fn is_on_sale(&self, id: SaleId) -> Result<bool, Error> {
+        let query = sqlx::query_scalar(ON_SALE).bind(id.get()).bind(self.shared.retention);
+        Ok(query.fetch_one(&self.shared.pool).await?)
     }
 
     /// Changes state or times and raises the revision, by which Redis tells a newer word from an older one.
