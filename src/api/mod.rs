@@ -40,6 +40,7 @@ use crate::sold_out::{Doubtful, Flags};
 use crate::stock::Stock;
 use crate::telemetry::http::UNMATCHED;
 
+pub use events::Streams;
 pub use measure::Measured;
 pub use openapi::document as openapi;
 
@@ -53,6 +54,7 @@ pub struct Api {
     pub catalogue: Catalogue,
     pub flags: Flags,
     pub doubtful: Doubtful,
+    pub streams: Streams,
     pub stock: Stock,
     pub ledger: Ledger,
     pub operator: Operator,

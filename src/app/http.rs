@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use super::Service;
 use crate::admission::Admission;
 use crate::admission::identity::Verifier;
-use crate::api::{self, Api, Measured};
+use crate::api::{self, Api, Measured, Streams};
 use crate::config::Settings;
 use crate::shutdown::{Part, Stop};
 use crate::sold_out::{Doubtful, Flags, Watch};
@@ -45,6 +45,7 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
         catalogue: catalogue.clone(),
         flags,
         doubtful: Doubtful::default(),
+        streams: Streams::new(&settings.http),
         stock: stock.clone(),
         ledger: ledger.clone(),
         operator: operator.clone(),
