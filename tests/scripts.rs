@@ -312,9 +312,20 @@ async fn every_key_has_a_time_to_live(settings: &config::Redis) {
         let at: i64 = redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut shop.redis.clone()).await.expect("a time");
         assert_eq!(at, end_ms, "{key}");
     }
-    // A hash that was emptied is gone with its time to live; the next write makes it anew.
+    // A key that is gone, as a hash is that was emptied, has lost its time to live; the next write makes it anew.
     shop.stock.release(shop.sale.id, &buyer.user, buyer.order).await.expect("an answer");
+    let () = shop.redis.clone().del(keys::outbox(shop.sale.id)).await.expect("a key");
     shop.one(shop.purchase("bob")).await;
-    let ttl: i64 = shop.redis.clone().ttl(keys::claims(shop.sale.id)).await.expect("a time to live");
-    assert!(ttl > 0);
+    for key in [keys::claims(shop.sale.id), keys::outbox(shop.sale.id)] {
+        let ttl: i64 = shop.redis.clone().ttl(&key).await.expect("a time to live");
+        assert!(ttl > 0, "{key}");
+    }
+    let missing = Shop::closed(settings, sale(1)).await;
+    missing.freeze(1).await;
+    let ttl: i64 = missing.redis.clone().ttl(keys::sale(missing.sale.id)).await.expect("a time to live");
+    assert!(ttl > 0, "also the marker of a freeze");
+    // An end in the past does not delete the orders that wait in the outbox.
+    let early = Sale { ends_at: OffsetDateTime::now_utc() - 2 * settings.retention(), revision: 2, ..shop.sale.clone() };
+    assert_eq!(shop.stock.set_sale(&early).await.expect("an answer"), SaleCode::Changed);
+    assert_eq!(shop.everything().await.3, 1, "the order is still there");
 }

@@ -1,5 +1,7 @@
 //! Sales: creating and changing them.
 
+use std::time::Duration;
+
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, Row};
 use time::{OffsetDateTime, UtcOffset};
@@ -31,6 +33,9 @@ pub struct NewSale {
     /// Units put on sale.
     pub total: u32,
 }
+
+/// How far an end may be past when it is set: the way of a request, and clocks that differ.
+const LATE: Duration = Duration::from_secs(60);
 
 /// What an operator changes. `None` leaves things as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,7 +143,6 @@ impl Catalogue {
             let Some(new) = changed(&old, change)? else {
                 return Ok(old);
             };
-            self.refuse_to_forget(&old, &new)?;
             let query = sqlx::query_as(CHANGE)
                 .bind(id.get())
                 .bind(old.revision)
@@ -152,18 +156,6 @@ impl Catalogue {
                 return Ok(sale);
             }
         }
-    }
-}
-
-impl Catalogue {
-    /// A sale past retention is known to no node. Moving the end there would take a sale that was opened from its
-    /// buyers while their orders are on the way; the half that is kept is time to see the mistake and to mend it.
-    fn refuse_to_forget(&self, old: &Sale, new: &Sale) -> Result<(), Error> {
-        let ago = OffsetDateTime::now_utc() - new.ends_at;
-        if old.state != SaleState::Draft && new.ends_at < old.ends_at && ago > self.shared.retention / 2 {
-            return Err(Error::Invalid("the end is too long ago: set the state to ended instead"));
-        }
-        Ok(())
     }
 }
 
@@ -183,6 +175,10 @@ fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
     }
     if old.state == SaleState::Ended {
         return Err(Error::AlreadyEnded);
+    }
+    // Past retention the nodes and relays would forget the sale at once, with orders still on their way.
+    if new.ends_at != old.ends_at && new.ends_at < OffsetDateTime::now_utc() - LATE {
+        return Err(Error::Invalid("ends_at is past: to end a sale now, change its state"));
     }
     Ok(Some(new))
 }

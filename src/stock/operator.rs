@@ -1,5 +1,7 @@
 //! The writes that are not purchases: freeze, warm, state, added stock, release. All are safe to repeat.
 
+use time::OffsetDateTime;
+
 use super::script::{FREEZE, FreezeCode, RELEASE, ReleaseCode, SALE, STOCK, SaleCode, StockCode, WARM, WarmCode};
 use super::{Error, Stock, keys};
 use crate::domain::{OrderId, Sale, SaleId, SaleState, UserId};
@@ -115,6 +117,6 @@ impl Stock {
     }
 }
 
-fn ms(at: time::OffsetDateTime) -> i64 {
+fn ms(at: OffsetDateTime) -> i64 {
     i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
