@@ -47,6 +47,10 @@ pub struct Http {
     pub drain_ms: u64,
     /// How long running requests may take to end after that.
     pub shutdown_timeout_s: u64,
+    /// Most streams of events that the node has at once.
+    pub max_event_streams: usize,
+    /// How long a stream of events lasts at most. Its client connects again.
+    pub event_stream_s: u64,
 }
 
 /// Who may call.

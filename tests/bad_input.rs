@@ -85,6 +85,13 @@ async fn bad_bodies_and_headers_are_refused_each_with_its_problem() {
     }
     let answer = http.send("DELETE", &path, &[("authorization", &bearer)], "").await;
     assert_problem(&answer, 405, "method_not_allowed", "DELETE");
+    assert_eq!(answer.header("allow"), Some("POST"));
+    let answer = http.send("POST", "/admin/v1/blacklist/ann", &[], "").await;
+    assert_problem(&answer, 405, "method_not_allowed", "POST");
+    assert_eq!(answer.header("allow"), Some("PUT, DELETE"), "every method that works");
+    let metrics = http.send("GET", "/metrics", &[], "").await.text;
+    let line = r#"seckill_http_requests_total{code="method_not_allowed",route="purchase",status="4xx"} 1"#;
+    assert!(metrics.contains(line), "{metrics}");
     let answer = http.send("GET", "/nowhere", &[], "").await;
     assert_problem(&answer, 404, "not_found", "/nowhere");
 

@@ -15,6 +15,7 @@ use seckill::ledger::{self, Ledger};
 use seckill::sandbox::Sandbox;
 use sqlx::PgPool;
 use time::OffsetDateTime;
+use time::macros::datetime;
 use tokio_util::sync::CancellationToken;
 
 const RETENTION: Duration = Duration::from_secs(3600);
@@ -97,6 +98,10 @@ async fn what_the_schema_does_not_allow_is_said_in_words_and_leaves_nothing() {
         (NewSale { total: 0, ..new_sale() }, "unit"),
         (NewSale { total: u32::MAX, ..new_sale() }, "unit"),
         (ends_first, "ends after"),
+        (NewSale { name: "a\0b".to_owned(), ..new_sale() }, "NUL"),
+        (NewSale { starts_at: datetime!(1969-12-31 23:59:59 UTC), ..new_sale() }, "years"),
+        // In UTC that is a year that has no room in the type.
+        (NewSale { ends_at: datetime!(9999-12-31 23:59:59 -1), ..new_sale() }, "years"),
     ];
     for (new, about) in refused {
         match world.catalogue.create(new).await {
@@ -136,6 +141,9 @@ async fn illegal_moves_are_refused_and_an_ended_sale_keeps_its_times() {
     assert!(matches!(paused, Err(Error::IllegalMove { from: SaleState::Draft, to: SaleState::Paused })));
     let backwards = SaleChange { starts_at: Some(sale.ends_at), ..SaleChange::default() };
     assert!(matches!(world.catalogue.change(sale.id, backwards).await, Err(Error::Invalid(_))));
+
+    let beyond = SaleChange { ends_at: Some(datetime!(9999-12-31 23:59:59 -1)), ..SaleChange::default() };
+    assert!(matches!(world.catalogue.change(sale.id, beyond).await, Err(Error::Invalid(_))));
 
     let ended = world.catalogue.change(sale.id, to(SaleState::Ended)).await.unwrap();
     assert_eq!(world.catalogue.change(sale.id, to(SaleState::Ended)).await.unwrap(), ended);
@@ -191,13 +199,15 @@ async fn a_blocked_user_is_blocked_on_every_node_and_can_be_unblocked() {
     let world = World::new("blacklist").await;
     let other = world.another().await;
     let (ada, bob) = (user("ada"), user("bob"));
-    for reason in ["a bot", "", "still a bot"] {
+    for reason in ["a bot", "still a bot"] {
         world.catalogue.block(&ada, reason).await.unwrap();
     }
     assert!(world.catalogue.is_blocked(&ada) && !world.catalogue.is_blocked(&bob));
     other.refresh().await.unwrap();
     assert!(other.is_blocked(&ada));
-    assert!(matches!(world.catalogue.block(&bob, &"x".repeat(201)).await, Err(Error::Invalid(_))));
+    for reason in ["x".repeat(201), String::new(), "a\0b".to_owned()] {
+        assert!(matches!(world.catalogue.block(&bob, &reason).await, Err(Error::Invalid(_))), "{reason:?}");
+    }
 
     for _ in 0..2 {
         other.unblock(&ada).await.unwrap();

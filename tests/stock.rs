@@ -4,6 +4,7 @@ mod support;
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use redis::AsyncCommands;
 use seckill::config;
 use seckill::domain::{Accepted, Outcome, Purchase, Refusal, Sale};
@@ -107,6 +108,19 @@ async fn callers_that_give_up_do_not_mix_up_the_answers_of_the_others() {
     }
 }
 
+/// Who hung up before the purchase was sent has bought nothing: that much is certain, so it need not be found out.
+#[tokio::test]
+async fn a_purchase_whose_caller_is_gone_before_it_is_sent_is_not_sent() {
+    let shop = Shop::open(&shared("gone").await, 10).await;
+    for n in 0..5 {
+        let asked = shop.stock.purchase(shop.sale.id, shop.purchase(&format!("gone{n}")));
+        // Polled once: it stands in the line, and on this one thread nobody has looked at the line yet.
+        assert!(asked.now_or_never().is_none());
+    }
+    assert!(is_accepted(&shop.stock.purchase(shop.sale.id, shop.purchase("ann")).await.outcome));
+    assert_eq!(shop.remaining().await, 9);
+}
+
 /// Failure mode 61: the connection comes back by itself.
 #[tokio::test]
 async fn a_restarted_redis_is_used_again_without_a_restart_of_the_node() {
@@ -116,12 +130,24 @@ async fn a_restarted_redis_is_used_again_without_a_restart_of_the_node() {
     assert_eq!(shop.stock.purchase(shop.sale.id, first.clone()).await.outcome, accepted(&first));
     sandbox.redis().kill().expect("a kill");
     let during = shop.stock.purchase(shop.sale.id, shop.purchase("bob")).await.outcome;
-    assert!(matches!(during, Outcome::Cold | Outcome::Unknown(_)), "a fault is no refusal: {during:?}");
+    assert!(matches!(during, Outcome::NotTried | Outcome::Unknown(_)), "a fault is no refusal: {during:?}");
     sandbox.redis().restart().await.expect("a restart");
     // It is reached again by the same handle, and is not at home any more: it sells nothing until it is rebuilt.
     wait_until("Redis is asked again", PATIENCE, async || shop.stock.probe(shop.sale.id).await.is_ok()).await;
     assert_eq!(shop.stock.purchase(shop.sale.id, first).await.outcome, Outcome::Cold);
     assert_eq!(shop.stock.holdings(shop.sale.id).await.expect("an answer").expect("a sale").claims.len(), 1);
+}
+
+/// A Redis that cannot be reached says nothing of the sale: that is not the answer of one that may not sell.
+#[tokio::test]
+async fn a_purchase_that_found_no_way_to_redis_was_not_tried() {
+    let (sandbox, settings) = own().await;
+    let shop = Shop::open(&settings, 3).await;
+    sandbox.redis().kill().expect("a kill");
+    wait_until("the broken connection is noticed", PATIENCE, async || {
+        shop.stock.purchase(shop.sale.id, shop.purchase("ann")).await.outcome == Outcome::NotTried
+    })
+    .await;
 }
 
 /// A timeout is unknown, never no: the order may stand, and a retry under the same id finds out.

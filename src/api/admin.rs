@@ -1,6 +1,5 @@
 //! The operator's side.
 
-use actix_web::http::header::LOCATION;
 use actix_web::{HttpRequest, HttpResponse, web};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -91,8 +90,8 @@ pub async fn create(api: web::Data<Api>, request: HttpRequest, body: Body) -> Re
         challenge: asked.challenge,
     };
     let sale = api.operator.create(new).await.map_err(problem)?;
-    let location = (LOCATION, format!("/api/v1/sales/{}", sale.id));
-    Ok(HttpResponse::Created().insert_header(location).json(SaleView::new(&api, &sale)))
+    // Without a Location: a draft is nowhere to be read until it is opened.
+    Ok(HttpResponse::Created().json(SaleView::new(&api, &sale)))
 }
 
 pub async fn change(
@@ -123,11 +122,8 @@ pub async fn add_stock(
     if asked.add == 0 {
         return Err(Problem::invalid("add must be at least 1"));
     }
-    let operation = caller::single_header(request.headers(), "idempotency-key")?
+    let operation = caller::idempotency_key(&request)?
         .ok_or_else(|| Problem::invalid("an Idempotency-Key is needed: a repeat must not add twice"))?;
-    if !(1..=64).contains(&operation.len()) {
-        return Err(Problem::invalid("an Idempotency-Key is 1 to 64 visible ASCII characters"));
-    }
     let sale = api.operator.add_stock(id, asked.add, operation).await.map_err(problem)?;
     Ok(HttpResponse::Ok().json(SaleView::new(&api, &sale)))
 }

@@ -72,8 +72,18 @@ fn is_json(headers: &HeaderMap) -> bool {
     media_type.eq_ignore_ascii_case("application/json")
 }
 
+/// The Idempotency-Key of a purchase or an operator's command, if there is one.
+pub fn idempotency_key(request: &HttpRequest) -> Result<Option<&str>, Problem> {
+    let key = single_header(request.headers(), "idempotency-key")?;
+    let fits = |key: &str| (1..=64).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
+    match key {
+        Some(key) if !fits(key) => Err(Problem::invalid("an Idempotency-Key is 1 to 64 visible ASCII characters")),
+        key => Ok(key),
+    }
+}
+
 /// The one value of a header: `None` if absent, an error if it stands there twice or is not readable.
-pub fn single_header<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, Problem> {
+fn single_header<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, Problem> {
     let mut values = headers.get_all(name);
     let Some(value) = values.next() else {
         return Ok(None);

@@ -1,15 +1,17 @@
 //! Counts and times every answer, by route.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use actix_web::body::MessageBody;
+use actix_web::body::{EitherBody, MessageBody};
 use actix_web::dev::{HttpServiceFactory, ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
+use actix_web::http::header::ALLOW;
 use actix_web::middleware::{Next, from_fn};
 use actix_web::{Error, Resource, web};
+use prometheus::IntCounter;
 
-use super::operations;
-use super::problem::Problematic;
+use super::problem::{Code, Problem, Problematic};
 use crate::telemetry::http::{Http, Route};
 
 /// The metrics of all routes.
@@ -28,24 +30,47 @@ impl Measured {
         path: &str,
         routes: fn(Resource) -> Resource,
     ) -> impl HttpServiceFactory + use<> {
-        let route = Arc::new(self.0.route(name));
-        let other = web::to(operations::no_such_method);
-        routes(web::resource(path)).default_service(other).wrap(from_fn(move |request, next| {
+        let route = Arc::new(Meter { route: self.0.route(name), problems: Default::default() });
+        routes(web::resource(path)).wrap(from_fn(move |request, next| {
             let route = Arc::clone(&route);
             async move { answer(&route, request, next).await }
         }))
     }
 }
 
+/// The metrics of one route. A counter appears with its first answer: most routes never give most codes.
+struct Meter {
+    route: Route,
+    problems: [OnceLock<IntCounter>; Code::ALL.len()],
+}
+
+impl Meter {
+    fn problem(&self, code: Code) -> &IntCounter {
+        self.problems[code as usize].get_or_init(|| self.route.counter(code.status().as_u16(), code.name()))
+    }
+}
+
 async fn answer<B: MessageBody>(
-    route: &Route,
+    meter: &Meter,
     request: ServiceRequest,
     next: Next<B>,
-) -> Result<ServiceResponse<B>, Error> {
-    let _in_flight = route.enter();
+) -> Result<ServiceResponse<EitherBody<B>>, Error> {
+    let _in_flight = meter.route.enter();
     let start = Instant::now();
     let response = next.call(request).await?;
-    let code = response.response().extensions().get::<Problematic>().map(|problem| problem.0.name());
-    route.answered(response.status().as_u16(), code, start.elapsed());
+    let code = response.response().extensions().get::<Problematic>().map(|problem| problem.0);
+    let (code, response) = match (code, response.status()) {
+        (None, StatusCode::METHOD_NOT_ALLOWED) => (Some(Code::MethodNotAllowed), other_method(response)),
+        _ => (code, response.map_into_left_body()),
+    };
+    meter.route.answered(response.status().as_u16(), code.map(|code| meter.problem(code)), start.elapsed());
     Ok(response)
+}
+
+/// actix knows which methods a route takes and says so in an answer without a body; here it gets its problem.
+fn other_method<B>(response: ServiceResponse<B>) -> ServiceResponse<EitherBody<B>> {
+    let problem = Problem::new(Code::MethodNotAllowed)
+        .detail(format!("{} does not work here", response.request().method()))
+        .allow(response.headers().get(ALLOW).cloned());
+    response.into_response(problem.response()).map_into_right_body()
 }

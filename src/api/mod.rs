@@ -47,6 +47,7 @@ use crate::sold_out::{Doubtful, Flags};
 use crate::stock::Stock;
 use crate::telemetry::http::UNMATCHED;
 
+pub use events::Streams;
 pub use measure::Measured;
 pub use openapi::document as openapi;
 
@@ -61,6 +62,7 @@ pub struct Api {
     pub flags: Flags,
     pub doubtful: Doubtful,
     pub fallback: Fallback,
+    pub streams: Streams,
     pub stock: Stock,
     pub ledger: Ledger,
     pub operator: Operator,

@@ -1,6 +1,6 @@
 //! Health, metrics and the description of the API.
 
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::{HttpResponse, web};
 
 use super::problem::{Code, Problem};
 use super::{Api, orders};
@@ -34,9 +34,4 @@ pub async fn docs() -> HttpResponse {
 /// Everything else.
 pub async fn no_such_route() -> HttpResponse {
     Problem::new(Code::NotFound).response()
-}
-
-/// A method that a route does not take.
-pub async fn no_such_method(request: HttpRequest) -> HttpResponse {
-    Problem::new(Code::MethodNotAllowed).detail(format!("{} does not work here", request.method())).response()
 }

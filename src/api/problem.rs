@@ -146,8 +146,9 @@ impl Problem {
         self
     }
 
-    pub fn allow(mut self, methods: &'static str) -> Self {
-        self.headers.push((ALLOW, HeaderValue::from_static(methods)));
+    /// The methods that do work.
+    pub fn allow(mut self, methods: Option<HeaderValue>) -> Self {
+        self.headers.extend(methods.map(|methods| (ALLOW, methods)));
         self
     }
 

@@ -12,7 +12,6 @@ use super::problem::{self, Code, Problem};
 use crate::admission::{Caller, Proof, Refused};
 use crate::domain::{Accepted, OrderId, OrderStatus, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, UserId};
 
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
 const PURCHASE_TOKEN: &str = "x-purchase-token";
 
 /// What a buyer asks for. No body asks for one unit.
@@ -49,14 +48,12 @@ pub async fn purchase(
     let user = caller::identity(&api, &request)?.user;
     let sale = caller::sale(&api, &path)?;
     let quantity = quantity(&request, body)?;
-    let key = caller::single_header(request.headers(), IDEMPOTENCY_KEY)?;
+    let key = caller::idempotency_key(&request)?;
 
     admit(&api, &request, &sale, &user)?;
 
     // A request that may be a replay of an accepted one is answered by the stock, not by the flag.
-    let may_be_a_replay = key.is_some() || api.doubtful.contains(sale.id, &user);
-    let flag = api.flags.of(sale.id);
-    if flag.is_raised() && !may_be_a_replay {
+    if api.flags.is_raised(sale.id) && key.is_none() && !api.doubtful.contains(sale.id, &user) {
         return Ok(problem::sold_out());
     }
 
@@ -64,12 +61,12 @@ pub async fn purchase(
         order: order_id(&api, &sale, &user, key),
         quantity,
         generation: sale.generation,
-        request: key.map(|key| request_key(key, quantity)).transpose()?,
+        request: key.map(|key| request_key(key, quantity)),
         user: user.clone(),
     };
     let answer = api.fallback.purchase(&sale, purchase, minted(&api, &sale)).await;
     if let Some(news) = answer.news {
-        flag.observe(news);
+        api.flags.of(sale.id).observe(news);
     }
     respond(&api, &sale, &user, answer.outcome)
 }
@@ -121,16 +118,17 @@ fn minted(api: &Api, sale: &Sale) -> OrderId {
     OrderId::mint(sale.id, seconds, (api.chance)())
 }
 
-fn request_key(key: &str, quantity: u32) -> Result<RequestKey, Problem> {
-    if !(1..=64).contains(&key.len()) || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(Problem::invalid("an Idempotency-Key is 1 to 64 visible ASCII characters"));
-    }
+fn request_key(key: &str, quantity: u32) -> RequestKey {
     let digest = Sha256::digest(format!("quantity={quantity}"));
     let fingerprint = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    Ok(RequestKey { key: key.to_owned(), fingerprint })
+    RequestKey { key: key.to_owned(), fingerprint }
 }
 
 fn respond(api: &Api, sale: &Sale, user: &UserId, outcome: Outcome) -> Result<HttpResponse, Problem> {
+    if matches!(outcome, Outcome::Accepted(_) | Outcome::Refused(_)) {
+        // Whatever became of an earlier try, the stock has said now how this buyer stands.
+        api.doubtful.remove(sale.id, user);
+    }
     match outcome {
         Outcome::Accepted(accepted) => Ok(accepted_response(sale.id, accepted)),
         Outcome::Refused(Refusal::SoldOut) => Ok(problem::sold_out()),
@@ -140,6 +138,8 @@ fn respond(api: &Api, sale: &Sale, user: &UserId, outcome: Outcome) -> Result<Ht
             api.catalogue.nudge();
             Err(Problem::unavailable())
         }
+        // The catalogue has no part in that: an outage of Redis is not to become one of PostgreSQL.
+        Outcome::NotTried => Err(Problem::unavailable()),
         Outcome::Unknown(order) => {
             api.doubtful.add(sale.id, user);
             Err(Problem::unavailable()

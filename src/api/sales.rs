@@ -21,8 +21,8 @@ pub struct SaleView {
     pub max_quantity: u32,
     /// Units put on sale.
     pub total: u32,
-    /// Units left; may lag by a second.
-    pub remaining: u32,
+    /// Units left; may lag by a second. `null` while this node does not know.
+    pub remaining: Option<u32>,
     /// Whether a purchase needs a solved challenge.
     pub challenge: bool,
     #[serde(with = "rfc3339")]
@@ -37,8 +37,8 @@ pub struct SaleView {
 impl SaleView {
     pub fn new(api: &Api, sale: &Sale) -> Self {
         let remaining = match sale.state {
-            SaleState::Draft => sale.total,
-            _ => api.flags.of(sale.id).remaining().min(sale.total),
+            SaleState::Draft => Some(sale.total),
+            _ => api.flags.of(sale.id).remaining().map(|units| units.min(sale.total)),
         };
         Self {
             id: sale.id,

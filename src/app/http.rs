@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use super::Service;
 use crate::admission::Admission;
 use crate::admission::identity::Verifier;
-use crate::api::{self, Api, Measured};
+use crate::api::{self, Api, Measured, Streams};
 use crate::closing::Closing;
 use crate::config::Settings;
 use crate::fallback::Fallback;
@@ -51,6 +51,7 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
         flags,
         doubtful: Doubtful::default(),
         fallback,
+        streams: Streams::new(&settings.http),
         stock: stock.clone(),
         ledger: ledger.clone(),
         operator: operator.clone(),

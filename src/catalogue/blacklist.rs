@@ -1,11 +1,17 @@
 //! Who may not buy.
 
+use super::sales::storable;
 use super::{Catalogue, Error};
 use crate::domain::UserId;
 
 impl Catalogue {
-    /// Blocks the user from now on; the nodes know within a second. Saying it again replaces the reason.
+    /// Blocks the user from now on; the nodes know within a second. Saying it again replaces the reason,
+    /// which is 1 to 200 characters.
     pub async fn block(&self, user: &UserId, reason: &str) -> Result<(), Error> {
+        storable(reason)?;
+        if reason.is_empty() {
+            return Err(Error::Invalid("a reason is 1 to 200 characters"));
+        }
         let query = sqlx::query(
             "INSERT INTO blacklist (user_id, reason) VALUES ($1, $2)
              ON CONFLICT ON CONSTRAINT blacklist_pkey DO UPDATE SET reason = EXCLUDED.reason",

@@ -25,7 +25,7 @@ const LIMITS: [(&str, &str); 6] = [
     ("sales_max_quantity_positive", "max_quantity is at least 1"),
     ("sales_ends_after_start", "a sale ends after it starts"),
     ("stock_total_positive", "a sale has at least 1 unit"),
-    ("blacklist_reason_length", "a reason is at most 200 characters"),
+    ("blacklist_reason_length", "a reason is 1 to 200 characters"),
 ];
 
 impl From<sqlx::Error> for Error {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, Row};
-use time::OffsetDateTime;
+use time::{OffsetDateTime, UtcOffset};
 
 use super::{Catalogue, Error};
 use crate::domain::{Sale, SaleId, SaleState};
@@ -64,6 +64,10 @@ const CREATE: &str = concat!(
 const READ: &str =
     concat!("SELECT ", sale_columns!(), " FROM sales JOIN stock ON stock.sale_id = sales.id WHERE sales.id = $1");
 
+/// By the same measure as the copies of the nodes.
+const ON_SALE: &str = "
+    SELECT EXISTS (SELECT 1 FROM sales WHERE id = $1 AND state <> 'draft' AND ends_at + $2 > clock_timestamp())";
+
 /// Only if nobody else changed the sale since it was read.
 const CHANGE: &str = concat!(
     "UPDATE sales SET state = $3, starts_at = $4, ends_at = $5, revision = revision + 1
@@ -107,6 +111,8 @@ pub(crate) async fn read(connection: &mut PgConnection, sale: SaleId) -> sqlx::R
 impl Catalogue {
     /// Creates a draft with its stock. Redis hears of it when it is opened.
     pub async fn create(&self, new: NewSale) -> Result<Sale, Error> {
+        storable(&new.name)?;
+        let (starts_at, ends_at) = (whole_ms(new.starts_at)?, whole_ms(new.ends_at)?);
         let max_quantity = i32::try_from(new.max_quantity).map_err(|_| Error::Invalid("max_quantity is too large"))?;
         let total = i32::try_from(new.total).map_err(|_| Error::Invalid("a sale has at most 2147483647 units"))?;
         let reserve = i32::try_from(new.reserve.unwrap_or(0)).ok().filter(|reserve| *reserve < total.max(1));
@@ -115,14 +121,20 @@ impl Catalogue {
             .bind(new.name)
             .bind(new.price_cents)
             .bind(max_quantity)
-            .bind(whole_ms(new.starts_at))
-            .bind(whole_ms(new.ends_at))
+            .bind(starts_at)
+            .bind(ends_at)
             .bind(new.challenge)
             .bind(total)
             .bind(reserve);
         let SaleRow(sale) = query.fetch_one(&self.shared.pool).await?;
         self.show_own_change().await;
         Ok(sale)
+    }
+
+    /// Whether buyers of some node can see the sale: asks PostgreSQL, for when the copy does not know it.
+    pub async fn is_on_sale(&self, id: SaleId) -> Result<bool, Error> {
+        let query = sqlx::query_scalar(ON_SALE).bind(id.get()).bind(self.shared.retention);
+        Ok(query.fetch_one(&self.shared.pool).await?)
     }
 
     /// Changes state or times and raises the revision, by which Redis tells a newer word from an older one.
@@ -157,8 +169,8 @@ impl Catalogue {
 fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
     let new = Sale {
         state: change.state.unwrap_or(old.state),
-        starts_at: change.starts_at.map_or(old.starts_at, whole_ms),
-        ends_at: change.ends_at.map_or(old.ends_at, whole_ms),
+        starts_at: change.starts_at.map_or(Ok(old.starts_at), whole_ms)?,
+        ends_at: change.ends_at.map_or(Ok(old.ends_at), whole_ms)?,
         ..old.clone()
     };
     if new == *old {
@@ -177,7 +189,15 @@ fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
     Ok(Some(new))
 }
 
-/// Redis is told milliseconds; the two must not disagree about the moment.
-fn whole_ms(time: OffsetDateTime) -> OffsetDateTime {
-    time.replace_millisecond(time.millisecond()).unwrap_or(time)
+/// Redis is told milliseconds; the two must not disagree about the moment. In UTC, and within the years that every
+/// part can tell: an offset may carry a time out of the range of its type.
+fn whole_ms(time: OffsetDateTime) -> Result<OffsetDateTime, Error> {
+    let time = time.checked_to_offset(UtcOffset::UTC).filter(|time| (1970..=9999).contains(&time.year()));
+    let time = time.ok_or(Error::Invalid("times are in the years 1970 to 9999"))?;
+    Ok(time.replace_millisecond(time.millisecond()).unwrap_or(time))
+}
+
+/// PostgreSQL stores every character but one.
+pub(super) fn storable(text: &str) -> Result<(), Error> {
+    if text.contains('\0') { Err(Error::Invalid("a text has no NUL characters")) } else { Ok(()) }
 }

@@ -33,8 +33,11 @@ pub enum Outcome {
     Accepted(Accepted),
     /// A decided no. Nothing was written.
     Refused(Refusal),
-    /// Redis cannot prove that it may sell. Nothing was written.
+    /// A Redis that answered cannot prove that it may sell at the purchase's generation. Nothing was written.
     Cold,
+    /// It certainly did not run: there is no way to Redis now, it refuses to run anything, or the line to it is full.
+    /// Says nothing of the sale. Nothing was written.
+    NotTried,
     /// No answer: the script may or may not have run. The buyer can ask for this order.
     Unknown(OrderId),
 }

@@ -67,7 +67,7 @@ impl Fallback {
 
     async fn ask_stock(&self, sale: SaleId, purchase: Purchase) -> Answer {
         let Some(permit) = self.circuit.enter() else {
-            return Answer { outcome: Outcome::Cold, news: None, contact: Contact::Silent };
+            return Answer { outcome: Outcome::NotTried, news: None, contact: Contact::Silent };
         };
         let answer = self.stock.purchase(sale, purchase).await;
         permit.report(match answer.contact {
@@ -125,7 +125,7 @@ enum Taken {
 /// Not when Redis sells and only this node is behind (`news` of a newer generation): a second later it will not be. Nor
 /// when too many wait in line already: that is demand, not a fault.
 const fn steps_in(answer: &Answer) -> bool {
-    matches!(answer.outcome, Outcome::Cold | Outcome::Unknown(_))
+    matches!(answer.outcome, Outcome::Cold | Outcome::NotTried | Outcome::Unknown(_))
         && answer.news.is_none()
         && !matches!(answer.contact, Contact::Crowded)
 }
@@ -142,7 +142,7 @@ const fn settle(reserved: Reserved, first: Outcome) -> Outcome {
         // Redis may have taken it a moment before the sale was over: not known is not no.
         (Reserved::Refused(_) | Reserved::Exhausted, Outcome::Unknown(order)) => Outcome::Unknown(order),
         (Reserved::Refused(refusal), _) => Outcome::Refused(refusal),
-        (Reserved::Exhausted, _) => Outcome::Cold,
+        (Reserved::Exhausted, first) => first,
     }
 }
 

@@ -1,15 +1,17 @@
 //! Keeps the flags of a node honest: listens for news of freed units, and probes every second in case it missed one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use secrecy::ExposeSecret;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::Flags;
 use crate::catalogue::Catalogue;
 use crate::config;
-use crate::domain::{Epoch, SaleId, SaleState};
+use crate::domain::{Epoch, Sale, SaleId, SaleState};
 use crate::stock::{Stock, keys};
 
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -37,9 +39,12 @@ impl Watch {
     /// Probes and listens until cancelled.
     pub async fn run(self, cancel: CancellationToken) {
         let probing = async {
+            let mut rounds = tokio::time::interval(PROBE_EVERY);
+            // A round that was late is no reason to hurry the next one.
+            rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
+                rounds.tick().await;
                 self.probe_once().await;
-                tokio::time::sleep(PROBE_EVERY).await;
             }
         };
         let listening = async {
@@ -58,22 +63,24 @@ impl Watch {
         }
     }
 
-    /// Asks Redis for the news of every sale that may be selling.
+    /// Asks Redis for the news of every sale that may be selling, all at once: many sales, or a Redis that does not
+    /// answer, must not make the round longer than the second that is promised.
     pub async fn probe_once(&self) {
-        for sale in self.catalogue.all() {
-            if !matches!(sale.state, SaleState::Open | SaleState::Paused) {
-                continue;
+        let may_sell = |sale: &Arc<Sale>| matches!(sale.state, SaleState::Open | SaleState::Paused);
+        let sales = self.catalogue.all().into_iter().filter(may_sell);
+        futures_util::future::join_all(sales.map(|sale| self.probe(sale))).await;
+    }
+
+    async fn probe(&self, sale: Arc<Sale>) {
+        let news = match self.stock.probe(sale.id).await {
+            // News of a life of the sale that the ledger has left behind is no news.
+            Ok(news) => news.filter(|news| news.epoch.generation == sale.generation),
+            Err(error) => {
+                tracing::debug!(sale = %sale.id, %error, "a probe got no answer");
+                None
             }
-            let news = match self.stock.probe(sale.id).await {
-                // News of a life of the sale that the ledger has left behind is no news.
-                Ok(news) => news.filter(|news| news.epoch.generation == sale.generation),
-                Err(error) => {
-                    tracing::debug!(sale = %sale.id, %error, "a probe got no answer");
-                    None
-                }
-            };
-            self.flags.of(sale.id).probed(news);
-        }
+        };
+        self.flags.of(sale.id).probed(news);
     }
 
     async fn listen(&self) -> Result<(), redis::RedisError> {

@@ -37,17 +37,26 @@ impl Batcher {
         match self.line.try_send(Waiting { purchase, answer }) {
             Ok(()) => answered.await.unwrap_or_else(|_| Answer::unknown(order)),
             // Not sent, so certainly not bought.
-            Err(_) => Answer::cold(Contact::Crowded),
+            Err(_) => Answer::not_tried(Contact::Crowded),
         }
     }
 }
 
 async fn run(stock: Stock, sale: SaleId, mut line: mpsc::Receiver<Waiting>) {
-    let mut gathered = Vec::with_capacity(MAX_BATCH);
+    let mut gathered: Vec<Waiting> = Vec::with_capacity(MAX_BATCH);
+    let mut failing = false;
     while line.recv_many(&mut gathered, MAX_BATCH).await > 0 {
+        // A buyer who hung up while waiting wants nothing any more, and nothing was sent: no order that nobody knows of.
+        gathered.retain(|waiting| !waiting.answer.is_closed());
+        if gathered.is_empty() {
+            continue;
+        }
         let (batch, answers): (Vec<_>, Vec<_>) = gathered.drain(..).map(|w| (w.purchase, w.answer)).unzip();
         match stock.purchase_batch(sale, &batch).await {
             Ok(answered) => {
+                if std::mem::take(&mut failing) {
+                    tracing::info!(%sale, "purchases are answered again");
+                }
                 for (answer, outcome) in answers.into_iter().zip(answered.outcomes) {
                     // A buyer who has gone away is no error: the order stands, and can be asked for.
                     let _ = answer.send(Answer { outcome, news: answered.news, contact: Contact::Answered });
@@ -55,10 +64,14 @@ async fn run(stock: Stock, sale: SaleId, mut line: mpsc::Receiver<Waiting>) {
             }
             Err(error) => {
                 let certain = error.wrote_nothing();
-                tracing::warn!(%sale, purchases = batch.len(), certain, %error, "no answer to a batch of purchases");
+                // Once for each outage: a line for each batch would be one for each buyer.
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::warn!(%sale, certain, %error, "no answer to a batch of purchases: check Redis");
+                }
+                tracing::debug!(%sale, purchases = batch.len(), certain, %error, "no answer");
                 for (answer, purchase) in answers.into_iter().zip(batch) {
                     let unanswered =
-                        if certain { Answer::cold(Contact::Silent) } else { Answer::unknown(purchase.order) };
+                        if certain { Answer::not_tried(Contact::Silent) } else { Answer::unknown(purchase.order) };
                     let _ = answer.send(unanswered);
                 }
             }

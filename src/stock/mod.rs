@@ -80,8 +80,8 @@ impl Answer {
         Self { outcome: Outcome::Unknown(order), news: None, contact: Contact::Silent }
     }
 
-    fn cold(contact: Contact) -> Self {
-        Self { outcome: Outcome::Cold, news: None, contact }
+    fn not_tried(contact: Contact) -> Self {
+        Self { outcome: Outcome::NotTried, news: None, contact }
     }
 }
 

@@ -71,15 +71,18 @@ impl Route {
         InFlight(self.http.in_flight.clone())
     }
 
-    /// Counts one answer. `code` is the problem's code, if it is one.
-    pub fn answered(&self, status: u16, code: Option<&'static str>, took: Duration) {
+    /// The counter of a problem's code: resolve once and keep, for a look-up by labels is dearer than a refusal.
+    pub fn counter(&self, status: u16, code: &'static str) -> IntCounter {
+        self.http.requests.with_label_values(&[self.name, class(status), code])
+    }
+
+    /// Counts one answer, by its problem's counter if it is one.
+    pub fn answered(&self, status: u16, problem: Option<&IntCounter>, took: Duration) {
         self.seconds.observe(took.as_secs_f64());
-        match (status, code) {
-            (200..=299, None) => self.fine.inc(),
-            _ => {
-                let labels = [self.name, class(status), code.unwrap_or(FINE)];
-                self.http.requests.with_label_values(&labels).inc();
-            }
+        match (problem, status) {
+            (Some(problem), _) => problem.inc(),
+            (None, 200..=299) => self.fine.inc(),
+            (None, _) => self.counter(status, FINE).inc(),
         }
     }
 }
@@ -114,9 +117,11 @@ mod tests {
         let http = Http::register(&registry).expect("metrics");
         let purchase = http.route("purchase");
         purchase.answered(202, None, Duration::from_millis(3));
-        purchase.answered(409, Some("sold_out"), Duration::from_micros(90));
-        purchase.answered(409, Some("sold_out"), Duration::from_micros(90));
-        http.route(UNMATCHED).answered(404, Some("not_found"), Duration::ZERO);
+        let sold_out = purchase.counter(409, "sold_out");
+        purchase.answered(409, Some(&sold_out), Duration::from_micros(90));
+        purchase.answered(409, Some(&sold_out), Duration::from_micros(90));
+        let unmatched = http.route(UNMATCHED);
+        unmatched.answered(404, Some(&unmatched.counter(404, "not_found")), Duration::ZERO);
 
         let text = render(&registry).expect("text");
         for line in [
