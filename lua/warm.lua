@@ -5,7 +5,7 @@
 -- KEYS  1 sale  2 claims  3 requests  4 outbox
 -- ARGV  1 fence token       2 run id that `freeze` answered  3 '1' first part, else '0'  4 '1' last part, else '0'
 --       5 generation        6 total         7 remaining      8 state                     9 max_quantity
---      10 starts_ms        11 ends_ms      12 revision      13 expire_at_ms             14 name of the relay group
+--      10 starts_ms        11 ends_ms      12 revision      13 retention_ms             14 name of the relay group
 --      15 n, number of claims in this part; then n pairs (user, claim); then pairs (user:key, request)
 -- Reply {code}
 --
@@ -45,7 +45,11 @@ if ARGV[4] == '1' then
   end
 end
 
+-- A sale that is over already is warmed to be read, not to vanish.
+local time = redis.call('TIME')
+local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local expire_at = string.format('%.0f', math.max(tonumber(ARGV[11]), now_ms) + tonumber(ARGV[13]))
 for _, key in ipairs(KEYS) do
-  redis.call('PEXPIREAT', key, ARGV[13])
+  redis.call('PEXPIREAT', key, expire_at)
 end
 return {WARMED}

@@ -1,49 +1,88 @@
-//! A flash-sale (秒杀) order service. This page is the guided tour of one purchase.
+//! A flash-sale (秒杀) order service: many buyers, few units, and no unit sold twice whatever fails.
+//!
+//! This page is the guided tour of one purchase. Read the modules in the order in which they stand here, and you follow
+//! a request from the socket to its row.
+//!
+//! 1. [`api`]: a `POST /api/v1/sales/{id}/purchases` is read, its caller known, its body understood.
+//! 2. [`admission`]: the blacklist, the buckets of user, address and node, and a challenge if the sale asks for one.
+//! 3. [`sold_out`]: a flag in this process says whether anything is left. Most losers leave here, without I/O.
+//! 4. [`stock`]: one Lua script decides in Redis. It takes the units, records the claim and appends the order to the
+//!    outbox, all or nothing. Purchases of one sale that arrive together travel together.
+//! 5. Back in [`api`]: 202 with the order's id, or the reason why not. The order is durable already.
+//! 6. [`outbox`]: the relay publishes the order to Kafka, and removes it from the outbox once Kafka has confirmed it.
+//! 7. [`consumer`]: reads Kafka in batches, and commits its offsets once the ledger has said yes.
+//! 8. [`ledger`]: the batch becomes rows in PostgreSQL, in one statement for each sale, under an optimistic lock. This is
+//!    the last wall: even a Redis that had lost its memory could not make it sell a unit twice.
+//! 9. [`reconcile`]: the way from the ledger to Redis. Today it opens a sale for the first time.
+//!
+//! Arrows point one way: `api` → `admission` → `sold_out` → `stock`, and the stages behind Redis never import the edge.
+//! What the whole of it promises is code, too: [`promises`].
 
+// The words that everything else speaks in.
 pub mod domain;
 
+// What is promised, as checks over a snapshot of ledger, Redis and the buyers' record.
 pub mod promises;
 
+// Steps 1 and 5. A request comes in here, and its answer goes out.
 pub mod api;
 
+// Step 2. Keeps out who may not buy, and who asks too often.
 pub mod admission;
 
+// Step 3. Answers most losers from memory.
 pub mod sold_out;
 
+// Step 4. Decides, in one atomic script.
 pub mod stock;
 
+// How a script is run when Redis knows it, and when it does not.
 pub mod lua;
 
+// Step 6. From Redis to Kafka, at least once.
 pub mod outbox;
 
+// Step 7. From Kafka to the ledger, at least once.
 pub mod consumer;
 
+// Step 8. Makes rows of orders, each exactly once.
 pub mod ledger;
 
+// Step 9. From the ledger to Redis.
 pub mod reconcile;
 
-/// The lock that the jobs of step 9 hold, one for each sale. Never on the way of a purchase.
+// The lock that the jobs of step 9 hold, one for each sale. Never on the way of a purchase.
 pub mod lock;
 
+// The operator's commands, the same by HTTP and by the command line.
 pub mod operator;
 
+// Which sales exist and who is blocked: the truth in PostgreSQL, a fresh copy on each node.
 pub mod catalogue;
 
+// Every setting, with its default.
 pub mod config;
 
+// The order in which a process stops.
 pub mod shutdown;
 
+// Logs and metrics.
 pub mod telemetry;
 
+// Puts the parts together into roles.
 pub mod app;
 
+// The `seckill` command.
 pub mod cli;
 
+// Private servers for tests and demo.
 #[cfg(feature = "demo")]
 pub mod sandbox;
 
+// Buyers, and the verdict on what they were told.
 #[cfg(feature = "demo")]
 pub mod drive;
 
+// A whole flash sale on one machine.
 #[cfg(feature = "demo")]
 pub mod demo;

@@ -145,6 +145,21 @@ async fn illegal_moves_are_refused_and_an_ended_sale_keeps_its_times() {
     assert!(matches!(unknown, Err(Error::UnknownSale(_))));
 }
 
+/// A sale that falls past retention is forgotten, and the orders that were on their way would be forgotten with it.
+#[tokio::test]
+async fn an_end_is_not_moved_into_the_past() {
+    let world = World::new("past_end").await;
+    let now = OffsetDateTime::now_utc();
+    let old = NewSale { starts_at: now - RETENTION * 9, ends_at: now + NEVER, ..new_sale() };
+    let sale = world.catalogue.create(old).await.unwrap();
+    world.catalogue.change(sale.id, to(SaleState::Open)).await.unwrap();
+    let past = SaleChange { ends_at: Some(now - RETENTION * 2), ..SaleChange::default() };
+    assert!(matches!(world.catalogue.change(sale.id, past).await, Err(Error::Invalid(_))));
+    assert!(world.catalogue.get(sale.id).is_some());
+    let at_once = SaleChange { ends_at: Some(now), ..SaleChange::default() };
+    world.catalogue.change(sale.id, at_once).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn changes_from_two_nodes_at_once_are_all_kept_and_numbered() {
     let world = World::new("two_nodes").await;

@@ -100,9 +100,16 @@ impl Running {
     }
 }
 
+/// A broker that has just started takes a moment to find out that it coordinates the group.
 async fn behind(settings: &Settings) -> u64 {
-    let kafka = settings.kafka.clone();
-    tokio::task::spawn_blocking(move || backlog(&kafka)).await.unwrap().unwrap()
+    let start = Instant::now();
+    loop {
+        let kafka = settings.kafka.clone();
+        match tokio::task::spawn_blocking(move || backlog(&kafka)).await.unwrap() {
+            Ok(behind) => return behind,
+            Err(error) => assert!(start.elapsed() < SOON, "{error:#}"),
+        }
+    }
 }
 
 async fn settled(settings: &Settings) {

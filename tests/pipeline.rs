@@ -83,3 +83,19 @@ async fn added_stock_lowers_the_flag_of_every_node_and_sells_exactly_that_much_m
     two.stop().await;
     one.stop().await;
 }
+
+/// Failure mode 5, at the edge: too few for one buyer is not sold out for the next.
+#[tokio::test]
+async fn a_unit_that_is_too_few_for_one_buyer_is_sold_to_the_next() {
+    let settings = settings("too_few").await;
+    let running = Running::start(&settings, Roles::SERVE).await;
+    let sale = running.open_sale(1).await.id;
+    let mut http = Connection::open(running.address()).await;
+    let bearer = format!("Bearer {}", running.token("ann"));
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+    let two = http.send("POST", &format!("/api/v1/sales/{sale}/purchases"), &headers, r#"{"quantity":2}"#).await;
+    assert_eq!((two.status, two.code().as_str()), (409, "not_enough_left"));
+    assert_eq!(two.json()["remaining"], 1);
+    assert_eq!(http.buy(sale, &running.token("bob"), &[]).await.status, 202);
+    running.stop().await;
+}

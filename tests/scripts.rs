@@ -39,6 +39,7 @@ async fn every_branch(settings: &config::Redis) {
     warm_restores_claims_and_requests_in_parts(settings).await;
     stock_raises_the_total_and_never_lowers_it(settings).await;
     sale_obeys_the_newest_revision(settings).await;
+    an_end_in_the_past_deletes_nothing(settings).await;
     release_goes_by_order(settings).await;
     every_key_has_a_time_to_live(settings).await;
 }
@@ -236,6 +237,40 @@ async fn sale_obeys_the_newest_revision(settings: &config::Redis) {
     assert!(missing.everything().await.0.is_empty());
 }
 
+/// The end of a sale is moved, by mistake or on purpose, to where every key would have been deleted long ago.
+async fn an_end_in_the_past_deletes_nothing(settings: &config::Redis) {
+    let shop = Shop::open(settings, 2).await;
+    let keyed = shop.keyed("ann", "k", 1);
+    assert_eq!(shop.one(keyed.clone()).await, accepted(&keyed));
+    let times = async || {
+        let mut times = Vec::new();
+        for key in keys::all(shop.sale.id) {
+            let at: i64 =
+                redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut shop.redis.clone()).await.expect("a time");
+            times.push(at);
+        }
+        times
+    };
+    let (sold, before) = (shop.everything().await, times().await);
+    let long_ago = OffsetDateTime::from_unix_timestamp(1_000_000_000).expect("a time");
+    let moved = Sale { ends_at: long_ago, revision: 2, ..shop.sale.clone() };
+    assert_eq!(shop.stock.set_sale(&moved).await.expect("an answer"), SaleCode::Changed);
+    let (kept, after) = (shop.everything().await, times().await);
+    assert_eq!((&kept.1, &kept.2, kept.3), (&sold.1, &sold.2, 1), "claims, requests and outbox stand as they did");
+    assert_eq!(after[3], before[3], "an outbox never lives shorter");
+    let now_ms = i64::try_from(OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000_000).expect("a time");
+    let retention = i64::try_from(settings.retention().as_millis()).expect("a time");
+    assert!(after[..3].iter().all(|at| (now_ms - at + retention).abs() < 60_000), "{after:?}");
+    assert_eq!(shop.one(shop.purchase("bob")).await, refused(Refusal::Ended));
+
+    let longer = Sale { ends_at: shop.sale.ends_at + Duration::DAY, revision: 3, ..shop.sale.clone() };
+    assert_eq!(shop.stock.set_sale(&longer).await.expect("an answer"), SaleCode::Changed);
+    assert_eq!(times().await[3], before[3] + 86_400_000, "and longer when the sale does");
+
+    let shop = Shop::open_sale(settings, Sale { ends_at: long_ago, ..sale(2) }).await;
+    assert_eq!(shop.remaining().await, 2, "a sale that is over is warmed, and stays");
+}
+
 async fn release_goes_by_order(settings: &config::Redis) {
     let shop = Shop::open(settings, 2).await;
     let id = shop.sale.id;
@@ -277,9 +312,20 @@ async fn every_key_has_a_time_to_live(settings: &config::Redis) {
         let at: i64 = redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut shop.redis.clone()).await.expect("a time");
         assert_eq!(at, end_ms, "{key}");
     }
-    // A hash that was emptied is gone with its time to live; the next write makes it anew.
+    // A key that is gone, as a hash is that was emptied, has lost its time to live; the next write makes it anew.
     shop.stock.release(shop.sale.id, &buyer.user, buyer.order).await.expect("an answer");
+    let () = shop.redis.clone().del(keys::outbox(shop.sale.id)).await.expect("a key");
     shop.one(shop.purchase("bob")).await;
-    let ttl: i64 = shop.redis.clone().ttl(keys::claims(shop.sale.id)).await.expect("a time to live");
-    assert!(ttl > 0);
+    for key in [keys::claims(shop.sale.id), keys::outbox(shop.sale.id)] {
+        let ttl: i64 = shop.redis.clone().ttl(&key).await.expect("a time to live");
+        assert!(ttl > 0, "{key}");
+    }
+    let missing = Shop::closed(settings, sale(1)).await;
+    missing.freeze(1).await;
+    let ttl: i64 = missing.redis.clone().ttl(keys::sale(missing.sale.id)).await.expect("a time to live");
+    assert!(ttl > 0, "also the marker of a freeze");
+    // An end in the past does not delete the orders that wait in the outbox.
+    let early = Sale { ends_at: OffsetDateTime::now_utc() - 2 * settings.retention(), revision: 2, ..shop.sale.clone() };
+    assert_eq!(shop.stock.set_sale(&early).await.expect("an answer"), SaleCode::Changed);
+    assert_eq!(shop.everything().await.3, 1, "the order is still there");
 }

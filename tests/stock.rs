@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::AsyncCommands;
 use seckill::config;
 use seckill::domain::{Accepted, Outcome, Purchase, Refusal, Sale};
-use seckill::sandbox::{Options, RedisOptions, Sandbox};
+use seckill::sandbox::{Fsync, Options, RedisOptions, Sandbox};
 use seckill::stock::{Stock, keys};
 use support::shop::{Shop, accepted, is_accepted, refused, sale};
 use support::wait_until;
@@ -63,6 +63,39 @@ async fn a_script_flush_in_mid_sale_costs_nobody_an_answer() {
     let outcomes = buyers.join_all().await;
     assert!(outcomes.iter().all(is_accepted), "{:?}", outcomes.iter().find(|outcome| !is_accepted(outcome)));
     assert_eq!(shop.remaining().await, 0);
+}
+
+/// Failure mode 56, without mercy: the script cache is emptied over and over, also between any two commands of ours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_script_flushes_costs_nobody_an_answer() {
+    let (_sandbox, settings) = own().await;
+    let shop = Shop::open(&settings, 500).await;
+    let mut redis = shop.redis.clone();
+    let storm = tokio::spawn(async move {
+        let mut flushes = redis::pipe();
+        for _ in 0..20 {
+            flushes.cmd("SCRIPT").arg("FLUSH").ignore();
+        }
+        while flushes.exec_async(&mut redis).await.is_ok() {}
+    });
+    for n in 0..500 {
+        let outcome = shop.stock.purchase(shop.sale.id, shop.purchase(&format!("u{n}"))).await.outcome;
+        assert!(is_accepted(&outcome), "{outcome:?}");
+    }
+    storm.abort();
+}
+
+/// A Redis that was restarted may be trusted only with a file of its own: without one it has forgotten.
+#[tokio::test]
+async fn a_restarted_redis_without_a_file_is_not_trusted() {
+    let options = RedisOptions { fsync: Fsync::Off, ..RedisOptions::default() };
+    let sandbox = Sandbox::start(Options::none().redis(options)).await.expect("Redis starts");
+    let settings = sandbox.settings("no_file").await.expect("settings").redis;
+    assert!(settings.trust_restart);
+    let shop = Shop::open(&settings, 1).await;
+    assert_eq!(shop.remaining().await, 1);
+    shop.set("home", "0000").await;
+    assert_eq!(shop.one(shop.purchase("ann")).await, Outcome::Cold);
 }
 
 /// Failure mode 60: an answer must not reach another's request when callers give up in the middle.
@@ -127,6 +160,20 @@ async fn a_purchase_without_an_answer_is_unknown_and_its_retry_learns_the_truth(
     let retried = Outcome::Accepted(Accepted { order: purchase.order, quantity: 1, replayed: true });
     assert_eq!(stock.purchase(shop.sale.id, purchase).await.outcome, retried, "the script had run");
     assert_eq!(stock.probe(shop.sale.id).await.expect("an answer").map(|news| news.remaining), Some(1));
+}
+
+/// A firewall that forgot a connection, or a balancer whose server died, sends neither bytes nor an end.
+#[tokio::test]
+async fn a_connection_that_fell_silent_is_replaced_and_the_node_sells_on() {
+    let (sandbox, mut settings) = own().await;
+    settings.url = sandbox.redis().proxied_url().expect("a proxy").into();
+    settings.response_timeout_ms = 300;
+    let shop = Shop::open(&settings, 3).await;
+    sandbox.redis().proxy().expect("a proxy").strand();
+    let lost = shop.purchase("ann");
+    assert_eq!(shop.stock.purchase(shop.sale.id, lost.clone()).await.outcome, Outcome::Unknown(lost.order));
+    assert!(is_accepted(&shop.stock.purchase(shop.sale.id, shop.purchase("bob")).await.outcome));
+    assert!(is_accepted(&shop.stock.purchase(shop.sale.id, lost).await.outcome), "the retry is told the truth");
 }
 
 /// Failure mode 62: no id is ever part of a script's text.

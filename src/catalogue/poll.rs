@@ -15,6 +15,10 @@ use super::{Catalogue, Copy, Error};
 /// server that is silent.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Least time between two rounds. Every request of a flash sale may nudge; PostgreSQL is to hear of it ten times a
+/// second at most.
+const FLOOR: Duration = Duration::from_millis(100);
+
 const SALES: &str = concat!(
     "SELECT ",
     sale_columns!(),
@@ -38,7 +42,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Asks the poller to refresh now. Never waits; several nudges before it wakes are one.
+    /// Asks the poller to refresh now. Never waits; several nudges before it wakes are one, and rounds keep a
+    /// distance of a tenth of a second however many there are.
     pub fn nudge(&self) {
         self.shared.nudged.notify_one();
     }
@@ -52,7 +57,11 @@ impl Catalogue {
                 () = self.shared.nudged.notified() => {}
             }
             // Plain reads, no transaction: cutting them off leaves nothing behind.
-            if stop.run_until_cancelled(self.run_once()).await.is_none() {
+            let round = async {
+                self.run_once().await;
+                tokio::time::sleep(FLOOR).await;
+            };
+            if stop.run_until_cancelled(round).await.is_none() {
                 return;
             }
         }

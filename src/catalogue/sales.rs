@@ -1,5 +1,7 @@
 //! Sales: creating and changing them.
 
+use std::time::Duration;
+
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, Row};
 use time::OffsetDateTime;
@@ -31,6 +33,9 @@ pub struct NewSale {
     /// Units put on sale.
     pub total: u32,
 }
+
+/// How far an end may be past when it is set: the way of a request, and clocks that differ.
+const LATE: Duration = Duration::from_secs(60);
 
 /// What an operator changes. `None` leaves things as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -158,6 +163,10 @@ fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
     }
     if old.state == SaleState::Ended {
         return Err(Error::AlreadyEnded);
+    }
+    // Past retention the nodes and relays would forget the sale at once, with orders still on their way.
+    if new.ends_at != old.ends_at && new.ends_at < OffsetDateTime::now_utc() - LATE {
+        return Err(Error::Invalid("ends_at is past: to end a sale now, change its state"));
     }
     Ok(Some(new))
 }

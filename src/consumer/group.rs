@@ -153,3 +153,31 @@ impl ConsumerContext for Group {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use prometheus::Registry;
+
+    use super::*;
+
+    #[test]
+    fn offsets_of_an_assignment_that_is_gone_are_never_committed() {
+        let (done, finished) = channel();
+        let metrics = Metrics::register(&Registry::new()).expect("a fresh registry");
+        let group = Group::new("orders", metrics, finished);
+        let finish = |assignment| {
+            let offsets = Some(Offsets::from([(0, 7)]));
+            group.state().busy_since = Some(Instant::now());
+            done.send(Done { assignment, offsets }).expect("the group listens");
+            assert!(group.state().await_writer(Duration::from_secs(10)));
+        };
+        group.state().assignment = 2;
+        finish(1);
+        assert!(group.untold(CommitMode::Sync).is_none(), "the partition belongs to somebody else");
+        finish(2);
+        assert_eq!(group.untold(CommitMode::Sync).map(|list| list.count()), Some(1));
+        assert!(group.untold(CommitMode::Sync).is_none(), "told once");
+    }
+}

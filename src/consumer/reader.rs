@@ -202,6 +202,8 @@ fn client(settings: &Settings) -> ClientConfig {
         .set("max.poll.interval.ms", settings.consumer.max_poll_ms.to_string())
         .set("queued.min.messages", (settings.consumer.batch * 20).to_string())
         .set("topic.metadata.refresh.interval.ms", "5000")
+        // A silent connection is given up for a new one; the default is a minute.
+        .set("socket.timeout.ms", "10000")
         .set("reconnect.backoff.max.ms", "2000")
         .set("statistics.interval.ms", "2000")
         .set_log_level(RDKafkaLogLevel::Warning);

@@ -61,7 +61,7 @@ impl Ledger {
         let pool = self.pool.clone();
         to_the_end(async move {
             let mut transaction = pool.begin().await?;
-            let warm = open(&mut transaction, sale, seen_in_redis).await?;
+            let warm = raise_generation(&mut transaction, sale, seen_in_redis).await?;
             transaction.commit().await?;
             Ok(warm)
         })
@@ -69,7 +69,12 @@ impl Ledger {
     }
 }
 
-async fn open(connection: &mut PgConnection, sale: SaleId, seen_in_redis: i64) -> Result<Warm, Error> {
+/// [`Ledger::open_generation`] within the caller's transaction: nothing is raised unless that commits.
+pub(crate) async fn raise_generation(
+    connection: &mut PgConnection,
+    sale: SaleId,
+    seen_in_redis: i64,
+) -> Result<Warm, Error> {
     let query = sqlx::query_as(OPEN).bind(sale.get()).bind(seen_in_redis);
     let stock: StockRow = query.fetch_optional(&mut *connection).await?.ok_or(Error::UnknownSale(sale))?;
 

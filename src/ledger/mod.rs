@@ -28,14 +28,17 @@ mod transaction;
 
 mod view;
 
+use std::future::Future;
+use std::io;
 use std::str::FromStr;
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
-use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgConnection, PgPool};
 
 pub use error::Error;
+pub(crate) use generation::raise_generation;
 pub use generation::{Warm, WarmClaim, WarmRequest};
 pub use metrics::Metrics;
 pub use orders::Moved;
@@ -50,6 +53,9 @@ use crate::config;
 pub struct Ledger {
     pool: PgPool,
     pay_within: Duration,
+    /// How long PostgreSQL may take over one call. Longer than its own limits, so that it only ever ends a wait for a
+    /// server that is silent.
+    patience: Duration,
     metrics: Metrics,
 }
 
@@ -60,11 +66,20 @@ impl Ledger {
         let pool = PgPoolOptions::new()
             .max_connections(settings.max_connections)
             .acquire_timeout(Duration::from_millis(settings.acquire_timeout_ms))
+            // The pool itself asks as well, but waits for ever: a silent connection would keep its place in it.
+            .after_release(|connection, _| Box::pin(still_answers(connection)))
             .connect_with(options(settings)?)
             .await?;
         // PostgreSQL's intervals count microseconds.
         let pay_within = Duration::from_millis(pay_within.as_millis().try_into().unwrap_or(u64::MAX));
-        Ok(Self { pool, pay_within, metrics: Metrics::new() })
+        let patience = 3 * Duration::from_millis(settings.statement_timeout_ms);
+        Ok(Self { pool, pay_within, patience, metrics: Metrics::new() })
+    }
+
+    /// Gives up on a server that is silent: a connection that a firewall forgot, or whose server died behind a
+    /// balancer, never ends by itself. Only for work without a transaction; see [`to_the_end`].
+    async fn in_time<T, E: From<sqlx::Error>>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        tokio::time::timeout(self.patience, work).await.unwrap_or_else(|_| Err(silent().into()))
     }
 
     pub const fn pool(&self) -> &PgPool {
@@ -79,6 +94,16 @@ impl Ledger {
 /// Brings the schema up to date. Safe to run from several places at once: they wait for each other.
 pub async fn migrate(pool: &PgPool) -> Result<(), sqlx::migrate::MigrateError> {
     sqlx::migrate!("./migrations").run(pool).await
+}
+
+/// Whether a connection that goes back into the pool is good for another call. One that is not is closed.
+async fn still_answers(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let answer = tokio::time::timeout(Duration::from_secs(1), connection.ping()).await;
+    answer.unwrap_or_else(|_| Err(silent())).map(|()| true)
+}
+
+fn silent() -> sqlx::Error {
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "PostgreSQL is silent"))
 }
 
 /// What every connection starts with. The limits are the server's, so that no client has to cut a statement off.

@@ -58,14 +58,15 @@ impl Moved {
 
 impl Ledger {
     pub async fn order(&self, id: OrderId) -> Result<Option<Order>, Error> {
-        let row: Option<OrderRow> = sqlx::query_as(BY_ID).bind(id.uuid()).fetch_optional(&self.pool).await?;
+        let row: Option<OrderRow> =
+            self.in_time(sqlx::query_as(BY_ID).bind(id.uuid()).fetch_optional(&self.pool)).await?;
         Ok(row.map(|row| row.0))
     }
 
     /// The user's live order in the sale, or else the one recorded last.
     pub async fn latest_order(&self, sale: SaleId, user: &UserId) -> Result<Option<Order>, Error> {
         let query = sqlx::query_as(LATEST).bind(sale.get()).bind(user.as_str());
-        let row: Option<OrderRow> = query.fetch_optional(&self.pool).await?;
+        let row: Option<OrderRow> = self.in_time(query.fetch_optional(&self.pool)).await?;
         Ok(row.map(|row| row.0))
     }
 

@@ -16,7 +16,7 @@ use tracing::debug;
 use super::decide::{self, Decision, Fact, Verdict};
 use super::error::sqlstate;
 use super::transaction::to_the_end;
-use super::{Error, Ledger};
+use super::{Error, Ledger, silent};
 use crate::domain::{OrderMessage, OrderStatus, Reason, SaleId};
 
 /// Races that a batch may lose before it takes the lock that nobody can win against.
@@ -146,7 +146,7 @@ impl Ledger {
         for _ in 0..RACES {
             // The connection goes back between attempts: a loser should not keep a winner from the pool.
             let mut connection = self.pool.acquire().await?;
-            match attempt(&mut connection, sale, &messages, window).await {
+            match self.in_time(attempt(&mut connection, sale, &messages, window)).await {
                 Err(Failure::LostRace) => self.metrics.lost_races.inc(),
                 Err(Failure::Final(fault)) => return Err(fault),
                 Ok(recorded) => return Ok(recorded),
@@ -154,11 +154,17 @@ impl Ledger {
         }
         debug!(%sale, "too many lost races: recording under the lock of the stock row");
         self.metrics.row_locks.inc();
-        let (pool, metrics) = (self.pool.clone(), self.metrics.clone());
+        let (pool, metrics, patience) = (self.pool.clone(), self.metrics.clone(), self.patience);
         to_the_end(async move {
             let mut connection = pool.acquire().await?;
             for _ in 0..LOCKED_ATTEMPTS {
-                match attempt_locked(&mut connection, sale, &messages, window).await {
+                let trying = attempt_locked(&mut connection, sale, &messages, window);
+                let Ok(outcome) = tokio::time::timeout(patience, trying).await else {
+                    // Perhaps with an open transaction, so never back into the pool.
+                    connection.close_on_drop();
+                    return Err(silent().into());
+                };
+                match outcome {
                     Err(Failure::LostRace) => metrics.lost_races.inc(),
                     Err(Failure::Final(fault)) => return Err(fault),
                     Ok(recorded) => return Ok(recorded),

@@ -96,9 +96,13 @@ pub fn decode(bytes: &[u8]) -> Result<OrderMessage, Malformed> {
     possible(message)
 }
 
+/// Longest request key and fingerprint, in bytes. Far beyond what a buyer may send; a key much longer would not fit
+/// into an index of the ledger, and the batch would be tried again for ever.
+const MAX_TEXT: usize = 1024;
+
 /// Refuses what can be spelled and cannot be an order.
 pub(super) fn possible(message: OrderMessage) -> Result<OrderMessage, Malformed> {
-    let storable = |text: &str| !text.is_empty() && text.bytes().all(|b| (0x20..0x7f).contains(&b));
+    let storable = |text: &str| (1..=MAX_TEXT).contains(&text.len()) && text.bytes().all(|b| (0x20..0x7f).contains(&b));
     let impossible = if message.id.sale() != Some(message.sale) {
         "the order id names another sale"
     } else if message.quantity == 0 || i32::try_from(message.quantity).is_err() {
@@ -108,7 +112,7 @@ pub(super) fn possible(message: OrderMessage) -> Result<OrderMessage, Malformed>
     } else if message.accepted_ms < 0 {
         "accepted_ms is before 1970"
     } else if message.request.as_ref().is_some_and(|r| !storable(&r.key) || !storable(&r.fingerprint)) {
-        "request_key and fingerprint are printable ASCII"
+        "request_key and fingerprint are 1 to 1024 bytes of printable ASCII"
     } else {
         return Ok(message);
     };
@@ -213,6 +217,8 @@ mod tests {
             ("accepted_ms", json!(-1)),
             ("request_key", json!("nul\0")),
             ("request_key", json!("")),
+            ("request_key", json!("k".repeat(1025))),
+            ("fingerprint", json!("f".repeat(1025))),
         ] {
             assert!(matches!(changed(field, value.clone()), Err(Malformed::Impossible(_))), "{field} = {value}");
         }

@@ -122,6 +122,8 @@ impl Publisher {
             // The partitioner of the Java clients: everyone puts a user in the same partition.
             .set("partitioner", "murmur2_random")
             .set("queue.buffering.max.messages", queue.to_string())
+            // A silent connection is given up for a new one; the default is a minute.
+            .set("socket.timeout.ms", "10000")
             .set("reconnect.backoff.max.ms", "2000");
         let producer = ArcSwap::from_pointee(config.create::<FutureProducer>()?);
         Ok(Self(Arc::new(Shared { config, producer })))

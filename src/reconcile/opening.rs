@@ -1,9 +1,10 @@
 //! Opens a sale for the first time: its Redis state goes from generation 0 to 1.
 //!
 //! This is the one way in which a sale gets into Redis, so no start-up and no restart can overwrite a live one.
-//! The sale's row is locked for the whole of it: a second opening waits, and then finds nothing to do. What a crash
-//! leaves (a generation without a warm Redis, a warm Redis without an open sale) is opened again from the start;
-//! nobody has bought anything, because the nodes show a draft to nobody.
+//! The sale's row is locked for the whole of it: a second opening waits, and then finds nothing to do. The generation
+//! is raised in the same transaction, so an opening that loses its lock, with its session, raises nothing behind the
+//! back of the one that came after. What a crash leaves (a frozen or a warm Redis without an open sale) is opened
+//! again from the start; nobody has bought anything, because the nodes show a draft to nobody.
 
 use sqlx::PgConnection;
 
@@ -42,7 +43,7 @@ pub async fn open(ledger: &Ledger, stock: &Stock, id: SaleId) -> Result<(), Erro
         sqlx::query(LOCK).bind(id.get()).execute(&mut *transaction).await?;
         let sale = catalogue::read(&mut transaction, id).await?.ok_or(Error::UnknownSale(id))?;
         if sale.state == SaleState::Draft {
-            put_on_sale(&ledger, &stock, sale).await?;
+            put_on_sale(&mut transaction, &ledger, &stock, sale).await?;
             declare_open(&mut transaction, id).await?;
             transaction.commit().await?;
         }
@@ -52,13 +53,14 @@ pub async fn open(ledger: &Ledger, stock: &Stock, id: SaleId) -> Result<(), Erro
 }
 
 /// Freeze, raise the generation, warm.
-async fn put_on_sale(ledger: &Ledger, stock: &Stock, draft: Sale) -> Result<(), Error> {
+async fn put_on_sale(transaction: &mut PgConnection, ledger: &Ledger, stock: &Stock, draft: Sale) -> Result<(), Error> {
     let id = draft.id;
+    // Not in the transaction: a token must never be given out twice, whatever becomes of its first holder.
     let token = ledger.fence_token(&format!("sale:{id}"), "opening").await?;
     let Frozen::Yes { home, generation } = stock.freeze(id, token).await? else {
         return Err(Error::Overtaken);
     };
-    let raised = ledger.open_generation(id, generation).await?;
+    let raised = ledger::raise_generation(transaction, id, generation).await?;
     let on_sale = OnSale { generation: raised.generation, total: raised.total, remaining: raised.available };
     let open = Sale { state: SaleState::Open, ..draft };
     match stock.warm(&open, token, &home, &on_sale, WarmPart::FRESH).await? {

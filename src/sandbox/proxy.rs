@@ -39,6 +39,7 @@ pub struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,
     applied: watch::Receiver<Mode>,
+    strandings: watch::Sender<()>,
     task: JoinHandle<()>,
 }
 
@@ -51,10 +52,11 @@ impl Proxy {
         listener.set_nonblocking(true)?;
         let (mode, asked) = watch::channel(Mode::Open);
         let (done, applied) = watch::channel(Mode::Open);
+        let (strandings, stranded) = watch::channel(());
         let _entered = runtime.enter();
         let listener = TcpListener::from_std(listener)?;
-        let task = runtime.spawn(serve(listener, port, target, asked, done));
-        Ok(Self { port, mode, applied, task })
+        let task = runtime.spawn(serve(listener, port, target, asked, done, stranded));
+        Ok(Self { port, mode, applied, strandings, task })
     }
 
     /// The port to connect to instead of the server's own.
@@ -83,6 +85,12 @@ impl Proxy {
         self.set(Mode::Mute).await;
     }
 
+    /// The connections that exist fall silent for good, without an end, and new ones pass: as behind a firewall that
+    /// forgot them, or when the server behind a balancer died.
+    pub fn strand(&self) {
+        self.strandings.send_replace(());
+    }
+
     async fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
         let mut applied = self.applied.clone();
@@ -104,6 +112,7 @@ async fn serve(
     target: SocketAddr,
     mut mode: watch::Receiver<Mode>,
     done: watch::Sender<Mode>,
+    stranded: watch::Receiver<()>,
 ) {
     let mut listener = Some(listener);
     let mut pipes = JoinSet::new();
@@ -120,7 +129,7 @@ async fn serve(
             changed = mode.changed() => if changed.is_err() { return },
             accepted = accept(listener.as_ref()) => {
                 if let Some(client) = accepted {
-                    pipes.spawn(pipe(client, target, mode.clone()));
+                    pipes.spawn(pipe(client, target, mode.clone(), stranded.clone()));
                 }
             }
             Some(_) = pipes.join_next() => {}
@@ -148,7 +157,14 @@ async fn accept(listener: Option<&TcpListener>) -> Option<TcpStream> {
 }
 
 /// One connection. It ends as soon as either direction does.
-async fn pipe(client: TcpStream, target: SocketAddr, mut mode: watch::Receiver<Mode>) {
+async fn pipe(
+    client: TcpStream,
+    target: SocketAddr,
+    mut mode: watch::Receiver<Mode>,
+    mut stranded: watch::Receiver<()>,
+) {
+    // Only what happens from here on concerns this connection.
+    stranded.mark_unchanged();
     // A stalled server does not even complete the connection behind us.
     if mode.wait_for(|now| *now != Mode::Stalled).await.is_err() {
         return;
@@ -158,21 +174,29 @@ async fn pipe(client: TcpStream, target: SocketAddr, mut mode: watch::Receiver<M
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     tokio::select! {
-        () = copy(from_client, to_server, mode.clone(), false) => {}
-        () = copy(from_server, to_client, mode, true) => {}
+        () = copy(from_client, to_server, mode.clone(), stranded.clone(), false) => {}
+        () = copy(from_server, to_client, mode, stranded, true) => {}
     }
 }
 
 /// Passes one direction on. An answer that was thrown away leaves a hole, so that connection ends with the muting.
-async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut mode: watch::Receiver<Mode>, replies: bool) {
+async fn copy(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut mode: watch::Receiver<Mode>,
+    mut stranded: watch::Receiver<()>,
+    replies: bool,
+) {
     let mut buffer = vec![0; 64 * 1024];
     let mut muting = mode.clone();
     let mut hole = false;
     loop {
         let read = tokio::select! {
-            read = from.read(&mut buffer) => read.unwrap_or(0),
+            read = from.read(&mut buffer) => Some(read.unwrap_or(0)),
             _ = muting.wait_for(|now| *now != Mode::Mute), if hole => return,
+            Ok(()) = stranded.changed() => None,
         };
+        let Some(read) = read else { return std::future::pending().await };
         if read == 0 || mode.wait_for(|now| *now != Mode::Stalled).await.is_err() {
             return;
         }

@@ -103,6 +103,17 @@ mod tests {
     }
 
     #[test]
+    fn late_word_of_freed_units_does_not_lower_it_once_they_are_sold() {
+        let flag = Flag::default();
+        flag.observe(news(1, 2, 0));
+        flag.freed(Epoch::new(1, 1));
+        flag.freed(Epoch::new(1, 2));
+        assert!(flag.is_raised());
+        flag.freed(Epoch::new(1, 3));
+        assert!(!flag.is_raised());
+    }
+
+    #[test]
     fn a_rebuild_outranks_every_epoch_of_the_life_before() {
         let flag = Flag::default();
         flag.observe(news(1, 7, 0));

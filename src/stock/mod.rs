@@ -22,11 +22,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use redis::aio::ConnectionManager;
-
 use crate::config;
 use crate::domain::{OrderId, Outcome, Purchase, SaleId, StockNews};
 use batcher::Batcher;
+use connection::Line;
 
 pub use operator::{Frozen, Home, OnSale, WarmPart};
 pub use purchase::{Answers, MAX_BATCH};
@@ -74,7 +73,7 @@ impl Answer {
 /// A handle on the stock of all sales. Cheap to clone; clones share one connection and one batcher per sale.
 #[derive(Clone)]
 pub struct Stock {
-    redis: ConnectionManager,
+    redis: Line,
     retention: Duration,
     trust_restart: bool,
     batchers: Arc<RwLock<HashMap<SaleId, Batcher>>>,
@@ -85,7 +84,7 @@ impl Stock {
     /// Opens the connection. Must be called on the tokio runtime that is to drive the batches.
     pub fn connect(settings: &config::Redis) -> Result<Self, Error> {
         Ok(Self {
-            redis: connection::open(settings)?,
+            redis: Line::open(settings)?,
             retention: settings.retention(),
             trust_restart: settings.trust_restart,
             batchers: Arc::default(),

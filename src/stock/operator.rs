@@ -1,5 +1,7 @@
 //! The writes that are not purchases: freeze, warm, state, added stock, release. All are safe to repeat.
 
+use time::OffsetDateTime;
+
 use super::script::{FREEZE, FreezeCode, RELEASE, ReleaseCode, SALE, STOCK, SaleCode, StockCode, WARM, WarmCode};
 use super::{Error, Stock, keys};
 use crate::domain::{OrderId, Sale, SaleId, SaleState, UserId};
@@ -51,7 +53,7 @@ impl WarmPart<'static> {
 impl Stock {
     pub async fn freeze(&self, sale: SaleId, token: i64) -> Result<Frozen, Error> {
         let mut call = FREEZE.call(&[keys::sale(sale)]);
-        call.arg(token).arg(self.retention.as_millis() as u64);
+        call.arg(token).arg(self.retention_ms());
         let (code, home, generation): (i64, String, i64) = call.run(&mut self.redis.clone()).await?;
         match FreezeCode::from_code(code) {
             Some(FreezeCode::Frozen) => Ok(Frozen::Yes { home: Home(home), generation }),
@@ -74,7 +76,7 @@ impl Stock {
         call.arg(on_sale.generation).arg(on_sale.total).arg(on_sale.remaining);
         call.arg(SaleState::as_str(sale.state)).arg(sale.max_quantity);
         call.arg(ms(sale.starts_at)).arg(ms(sale.ends_at)).arg(sale.revision);
-        call.arg(self.expire_at(sale)).arg(keys::RELAY_GROUP).arg(part.claims.len());
+        call.arg(self.retention_ms()).arg(keys::RELAY_GROUP).arg(part.claims.len());
         for (user, claim) in part.claims {
             call.arg(user.as_str()).arg(claim);
         }
@@ -97,7 +99,7 @@ impl Stock {
     pub async fn set_sale(&self, sale: &Sale) -> Result<SaleCode, Error> {
         let mut call = SALE.call(&keys::all(sale.id));
         call.arg(sale.revision).arg(SaleState::as_str(sale.state));
-        call.arg(ms(sale.starts_at)).arg(ms(sale.ends_at)).arg(self.expire_at(sale));
+        call.arg(ms(sale.starts_at)).arg(ms(sale.ends_at)).arg(self.retention_ms());
         let (code,): (i64,) = call.run(&mut self.redis.clone()).await?;
         SaleCode::from_code(code).ok_or_else(|| Error::Reply(format!("sale: {code}")))
     }
@@ -110,11 +112,11 @@ impl Stock {
         ReleaseCode::from_code(code).ok_or_else(|| Error::Reply(format!("release: {code}")))
     }
 
-    fn expire_at(&self, sale: &Sale) -> i64 {
-        ms(sale.ends_at).saturating_add(i64::try_from(self.retention.as_millis()).unwrap_or(i64::MAX))
+    fn retention_ms(&self) -> u64 {
+        self.retention.as_millis() as u64
     }
 }
 
-fn ms(at: time::OffsetDateTime) -> i64 {
+fn ms(at: OffsetDateTime) -> i64 {
     i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }

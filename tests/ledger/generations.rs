@@ -14,7 +14,9 @@ async fn a_generation_is_above_both_the_ledgers_and_the_one_seen_in_redis() {
     let sale = world.sale(10).await;
     assert_eq!(world.ledger.open_generation(sale, 1).await.unwrap().generation, 2);
     assert_eq!(world.ledger.open_generation(sale, 7).await.unwrap().generation, 8);
+    let version = world.view(sale).await.version;
     assert_eq!(world.ledger.open_generation(sale, 0).await.unwrap().generation, 9);
+    assert_eq!(world.view(sale).await.version, version + 1, "and a decision made before it is made again");
     let unknown = SaleId::new(4711).unwrap();
     assert!(matches!(world.ledger.open_generation(unknown, 0).await, Err(Error::UnknownSale(_))));
 }

@@ -1,12 +1,13 @@
 //! Recorders, cancellers and strangers at the same row at the same time.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use seckill::domain::{OrderStatus, Reason};
 use seckill::ledger::{Error, Recorded};
 use sqlx::Connection;
 
-use crate::world::{World, again, assert_balanced, count, message, messages};
+use crate::world::{World, again, assert_balanced, count, message, messages, with_key};
 
 /// failure mode 36: stock is read, changed and written back, and one of two changes is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -169,6 +170,78 @@ async fn a_live_order_that_a_stranger_inserts_meanwhile_is_a_lost_race_not_a_fau
     world.view(sale).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn units_that_a_stranger_takes_past_the_version_are_a_lost_race_not_a_fault() {
+    let world = World::new("past_the_version").await;
+    let sale = world.sale(1).await;
+    let mut stranger = world.outside.acquire().await.unwrap();
+    let mut strange = stranger.begin().await.unwrap();
+    // By hand, and without a word to the version: only the guard on the units is left to notice.
+    sqlx::query("UPDATE stock SET available = 0, total = 1, redis_total = 1").execute(&mut *strange).await.unwrap();
+    let commit = async {
+        world.until_waiting(1).await;
+        strange.commit().await.unwrap();
+    };
+    let batch = messages(sale, 0..1);
+    let (recorded, ()) = tokio::join!(world.ledger.record(&batch), commit);
+    assert_eq!(recorded.unwrap(), Recorded { sold_out: 1, ..Recorded::default() });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_generation_that_is_raised_past_the_version_is_a_lost_race_not_a_live_order() {
+    let world = World::new("generation_past_the_version").await;
+    let sale = world.sale(1).await;
+    let mut stranger = world.outside.acquire().await.unwrap();
+    let mut strange = stranger.begin().await.unwrap();
+    sqlx::query("UPDATE stock SET generation = 2").execute(&mut *strange).await.unwrap();
+    let commit = async {
+        world.until_waiting(1).await;
+        strange.commit().await.unwrap();
+    };
+    let batch = messages(sale, 0..1);
+    let (recorded, ()) = tokio::join!(world.ledger.record(&batch), commit);
+    assert_eq!(recorded.unwrap(), Recorded { superseded: 1, ..Recorded::default() });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_id_or_a_request_key_that_a_stranger_takes_meanwhile_is_a_lost_race_not_a_second_row() {
+    let world = World::new("row_past_the_version").await;
+    let sale = world.sale(2).await;
+    let same_id = message(sale, 1);
+    let same_key = with_key(message(sale, 2), "k");
+    let skipped = Recorded { skipped: 1, ..Recorded::default() };
+    let rejected = Recorded { already_purchased: 1, ..Recorded::default() };
+    let other_id = again(&same_key).id;
+    for (message, id, key, expected) in
+        [(same_id.clone(), same_id.id, None, skipped), (same_key.clone(), other_id, Some("k"), rejected)]
+    {
+        let mut stranger = world.outside.acquire().await.unwrap();
+        let mut strange = stranger.begin().await.unwrap();
+        // Past the version, and closed already, so that the index of live orders has nothing to say.
+        sqlx::query(
+            "WITH held AS (UPDATE stock SET available = available RETURNING sale_id)
+             INSERT INTO orders (id, sale_id, user_id, quantity, amount_cents, status, pool, generation, pay_before,
+                                 request_key, fingerprint)
+             SELECT $1, sale_id, $2, 1, 0, 'cancelled', 'redis', 1, clock_timestamp(), $3, $3 FROM held",
+        )
+        .bind(id.uuid())
+        .bind(message.user.as_str())
+        .bind(key)
+        .execute(&mut *strange)
+        .await
+        .unwrap();
+        let commit = async {
+            world.until_waiting(1).await;
+            strange.commit().await.unwrap();
+        };
+        let (recorded, ()) = tokio::join!(world.ledger.record(std::slice::from_ref(&message)), commit);
+        assert_eq!(recorded.unwrap(), expected);
+    }
+    assert_eq!(world.ledger.order(same_key.id).await.unwrap().unwrap().request_key, None);
+    let view = world.view(sale).await;
+    assert_eq!((view.orders.len(), view.available), (3, 2));
+}
+
 /// failure mode 32: a hot row starves the pool, and unrelated items fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hot_row_does_not_starve_unrelated_sales() {
@@ -265,4 +338,30 @@ async fn a_row_that_stays_locked_is_given_up_by_the_server_and_the_batch_may_be_
     hold.rollback().await.unwrap();
     assert_eq!(impatient.record(&batch).await.unwrap().created, 5);
     world.view(sale).await;
+}
+
+/// A connection that a firewall forgot never ends: the batch on it would wait for ever, and the pool with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_connection_that_fell_silent_under_a_batch_is_given_up_and_the_batch_is_written() {
+    let world = World::new("silent").await;
+    let sale = world.sale(10).await;
+    let (ledger, proxy) = world.another_ledger_with_limit_behind_proxy(2000).await;
+    let mut holder = world.outside.acquire().await.unwrap();
+    let mut hold = holder.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM stock FOR UPDATE").execute(&mut *hold).await.unwrap();
+    let batch = messages(sale, 0..3);
+    let strand = async {
+        world.until_waiting(1).await;
+        proxy.strand();
+        hold.rollback().await.unwrap();
+    };
+    let (lost, ()) = tokio::join!(ledger.record(&batch), strand);
+    assert!(matches!(lost, Err(Error::Unavailable(_))), "{lost:?}");
+    let again = async {
+        // The place in the pool is free again within a second or two.
+        while ledger.record(&batch).await.is_err() {}
+    };
+    tokio::time::timeout(Duration::from_secs(20), again).await.unwrap();
+    assert_eq!(world.view(sale).await.orders.len(), 3);
+    assert!(ledger.order(batch[0].id).await.unwrap().is_some());
 }

@@ -46,6 +46,21 @@ async fn a_duplicate_does_not_deduct_twice_whatever_became_of_its_order() {
 }
 
 #[tokio::test]
+async fn every_batch_that_writes_a_row_raises_the_version_and_no_repeat_does() {
+    let world = World::new("record_version").await;
+    let sale = world.sale(1).await;
+    let version = async || world.view(sale).await.version;
+    let before = version().await;
+    // One that sells, one that only rejects.
+    for (place, batch) in [messages(sale, 0..1), messages(sale, 1..3)].iter().enumerate() {
+        for _ in 0..2 {
+            world.ledger.record(batch).await.unwrap();
+            assert_eq!(version().await, before + 1 + place as i64);
+        }
+    }
+}
+
+#[tokio::test]
 async fn the_second_order_of_a_user_is_a_row_that_says_already_purchased() {
     let world = World::new("already_purchased").await;
     let sale = world.sale(10).await;

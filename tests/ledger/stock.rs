@@ -80,6 +80,23 @@ async fn fencing_tokens_rise_strictly_whoever_asks() {
     assert_eq!(world.ledger.fence_token("sale:2", "first").await.unwrap(), 1);
 }
 
+/// The last wall behind the last wall: whoever writes it, by hand or by mistake, such a row does not exist.
+#[tokio::test]
+async fn the_schema_itself_refuses_stock_below_nothing_and_above_the_total() {
+    let world = World::new("schema").await;
+    world.sale(10).await;
+    for (change, constraint) in [
+        ("UPDATE stock SET available = -1", "stock_available_not_negative"),
+        ("UPDATE stock SET reserve = -1", "stock_reserve_not_negative"),
+        ("UPDATE stock SET available = 11", "stock_pools_within_total"),
+        ("UPDATE stock SET reserve = 11", "stock_pools_within_total"),
+        ("UPDATE stock SET redis_total = 11", "stock_pools_within_total"),
+    ] {
+        let refusal = sqlx::query(change).execute(&world.outside).await.unwrap_err();
+        assert_eq!(refusal.as_database_error().unwrap().constraint(), Some(constraint), "{change}");
+    }
+}
+
 #[tokio::test]
 async fn migrating_again_and_from_two_places_at_once_is_harmless() {
     let world = World::new("migrating").await;

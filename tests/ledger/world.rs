@@ -1,6 +1,7 @@
 //! A database of its own for each test, sales in it, and messages for them.
 
 use std::collections::HashSet;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +10,10 @@ use seckill::config;
 use seckill::domain::{OrderId, OrderMessage, OrderStatus, Pool, RequestKey, SaleId, UserId};
 use seckill::ledger::{self, Ledger};
 use seckill::promises::LedgerView;
-use seckill::sandbox::Sandbox;
-use sqlx::PgPool;
+use seckill::sandbox::{Proxy, Sandbox};
+use secrecy::ExposeSecret;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, PgPool};
 use time::OffsetDateTime;
 
 use crate::postgres;
@@ -26,7 +29,7 @@ pub struct World {
     /// Connections apart from the ledger's, for looking on and for getting in the way.
     pub outside: PgPool,
     settings: config::Postgres,
-    _sandbox: Arc<Sandbox>,
+    sandbox: Arc<Sandbox>,
 }
 
 impl World {
@@ -39,9 +42,9 @@ impl World {
         let ledger = Ledger::connect(&settings, PAY_WITHIN).await.unwrap();
         ledger::migrate(ledger.pool()).await.unwrap();
         let catalogue = Catalogue::load(ledger.pool().clone(), Duration::from_secs(3600)).await.unwrap();
-        let url = secrecy::ExposeSecret::expose_secret(&settings.url).to_owned();
+        let url = settings.url.expose_secret().to_owned();
         let outside = PgPool::connect(&url).await.unwrap();
-        Self { ledger, catalogue, outside, settings, _sandbox: sandbox }
+        Self { ledger, catalogue, outside, settings, sandbox }
     }
 
     /// A ledger in another process, as far as PostgreSQL can tell.
@@ -53,6 +56,15 @@ impl World {
     pub async fn another_ledger_with_limit(&self, statement_timeout_ms: u64) -> Ledger {
         let settings = config::Postgres { statement_timeout_ms, ..self.settings.clone() };
         Ledger::connect(&settings, PAY_WITHIN).await.unwrap()
+    }
+
+    /// The same through the proxy of the server, of one connection; and the proxy.
+    pub async fn another_ledger_with_limit_behind_proxy(&self, statement_timeout_ms: u64) -> (Ledger, &Proxy) {
+        let proxy = self.sandbox.postgres().proxy().unwrap();
+        let direct = PgConnectOptions::from_str(self.settings.url.expose_secret()).unwrap();
+        let url = direct.port(proxy.port()).to_url_lossy().to_string().into();
+        let settings = config::Postgres { url, statement_timeout_ms, max_connections: 1, ..self.settings.clone() };
+        (Ledger::connect(&settings, PAY_WITHIN).await.unwrap(), proxy)
     }
 
     /// A sale of `units` at generation 1.

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::HeaderMap;
 use hyper::{Method, Request};
@@ -96,5 +96,44 @@ impl Connection {
         let bearer = format!("Bearer {token}");
         let headers: Vec<_> = [("authorization", bearer.as_str())].into_iter().chain(headers.iter().copied()).collect();
         self.send("POST", &format!("/api/v1/sales/{sale}/purchases"), &headers, "").await
+    }
+}
+
+/// A stream of server-sent events.
+pub struct Events {
+    body: Incoming,
+    text: String,
+}
+
+impl Connection {
+    /// Opens a stream of events, which takes the whole connection.
+    pub async fn events(mut self, path: &str, token: &str) -> Events {
+        let request = Request::builder().uri(path).header("host", "localhost");
+        let request = request.header("authorization", format!("Bearer {token}"));
+        self.sender.ready().await.expect("the connection stays open");
+        let request = request.body(Full::new(Bytes::new())).expect("a request");
+        let response = self.sender.send_request(request).await.expect("an answer");
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Events { body: response.into_body(), text: String::new() }
+    }
+}
+
+impl Events {
+    /// The data of the next event, comments left out; `None` at the end of the stream.
+    pub async fn next(&mut self) -> Option<Value> {
+        loop {
+            while let Some((event, rest)) = self.text.split_once("\n\n") {
+                let data = event.lines().find_map(|line| line.strip_prefix("data: ")).map(str::to_owned);
+                self.text = rest.to_owned();
+                if let Some(data) = data {
+                    return Some(serde_json::from_str(&data).expect("JSON"));
+                }
+            }
+            let frame = self.body.frame().await?.expect("the stream is not broken off");
+            if let Ok(bytes) = frame.into_data() {
+                self.text.push_str(&String::from_utf8_lossy(&bytes));
+            }
+        }
     }
 }

@@ -53,6 +53,13 @@ impl Running {
         Self { settings: settings.clone(), service, stop }
     }
 
+    /// No role: an operator and observer, straight to the stores.
+    pub async fn observe(settings: &Settings) -> Self {
+        let stop = Stop::new();
+        let service = Service::start(settings, Roles::OBSERVE, &stop).await.expect("the stores answer");
+        Self { settings: settings.clone(), service, stop }
+    }
+
     pub fn address(&self) -> SocketAddr {
         self.service.http.expect("the service serves")
     }
