@@ -2,7 +2,7 @@
 //!
 //! In: the name of a thing and how long to wait for it. Decided, in one script in Redis: who holds it, and under which
 //! fencing token. Guaranteed: a job that lost its lock is told, before somebody else can have it unless its process
-//! was paused; and a job that writes through `Fence` writes nothing once a later holder has claimed the resource,
+//! was paused; and a job that writes through [`Fence`] writes nothing once a later holder has claimed the resource,
 //! whatever was paused, lost or forgotten. The first keeps work from being done twice; only the second is safety.
 //!
 //! ```no_run
