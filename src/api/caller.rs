@@ -83,7 +83,7 @@ pub fn idempotency_key(request: &HttpRequest) -> Result<Option<&str>, Problem> {
 }
 
 /// The one value of a header: `None` if absent, an error if it stands there twice or is not readable.
-fn single_header<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, Problem> {
+pub fn single_header<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, Problem> {
     let mut values = headers.get_all(name);
     let Some(value) = values.next() else {
         return Ok(None);

@@ -66,7 +66,7 @@ impl Stage {
             stage.start(program, "serve", &format!("node-{node}"), &settings)?;
             stage.urls.push(format!("http://{}", settings.http.bind));
         }
-        for role in ["relay", "consume"] {
+        for role in ["relay", "consume", "reconcile"] {
             let settings = stage.settings.clone();
             stage.start(program, role, role, &settings)?;
         }

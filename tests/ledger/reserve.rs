@@ -111,7 +111,7 @@ async fn a_request_key_gets_its_order_back_and_another_body_does_not() {
 async fn id_and_generation_are_the_ledgers_and_not_what_the_node_remembers() {
     let world = World::new("reserve_generation").await;
     let sale = open(&world, 10, 3).await;
-    world.ledger.open_generation(sale, 1).await.unwrap();
+    world.ledger.open_generation(sale, 1, None).await.unwrap();
     let remembered = keyed(sale, 1, "checkout", "one");
     let Reserved::Accepted(accepted) = ask(&world.ledger, sale, &remembered).await else { panic!("not accepted") };
     assert_eq!(accepted.order, OrderId::derived(sale, &user(1), "checkout", 2));
@@ -123,7 +123,7 @@ async fn id_and_generation_are_the_ledgers_and_not_what_the_node_remembers() {
 async fn an_id_that_was_rejected_is_not_used_again() {
     let world = World::new("reserve_rejected").await;
     let sale = open(&world, 10, 3).await;
-    world.ledger.open_generation(sale, 1).await.unwrap();
+    world.ledger.open_generation(sale, 1, None).await.unwrap();
     let late = message(sale, 1);
     assert_eq!(world.ledger.record(std::slice::from_ref(&late)).await.unwrap().superseded, 1);
     let Reserved::Accepted(accepted) = ask(&world.ledger, sale, &purchase(sale, 1)).await else { panic!("refused") };
