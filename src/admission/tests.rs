@@ -27,6 +27,8 @@ fn http() -> config::Http {
         trusted_proxies: vec![ip("10.0.0.1")],
         drain_ms: 0,
         shutdown_timeout_s: 1,
+        max_event_streams: 1,
+        event_stream_s: 1,
     }
 }
 
