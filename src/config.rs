@@ -231,12 +231,52 @@ impl Settings {
             .list_separator(",")
             .with_list_parse_key("http.trusted_proxies")
             .try_parsing(true);
-        let settings = sources
+        let settings: Self = sources
             .add_source(environment)
             .build()
             .and_then(config::Config::try_deserialize)
             .context("the settings cannot be read")?;
+        settings.validate()?;
         Ok(settings)
+    }
+
+    /// Refuses values with which a part would start and then do nothing, or do it wrong.
+    ///
+    /// # Errors
+    /// Names every setting that is out of its range, not only the first.
+    pub fn validate(&self) -> anyhow::Result<()> {
+        let Self { http, admission, redis, postgres, kafka, outbox, consumer, orders, .. } = self;
+        let (day_s, day_ms) = (86_400, 86_400_000);
+        let ranges = [
+            ("http.event_stream_s", http.event_stream_s, 1, day_s),
+            ("admission.sweep_ms", admission.sweep_ms, 1, day_ms),
+            ("admission.challenge_ttl_s", admission.challenge_ttl_s, 1, day_s),
+            ("redis.response_timeout_ms", redis.response_timeout_ms, 1, day_ms),
+            ("redis.connect_timeout_ms", redis.connect_timeout_ms, 1, day_ms),
+            // Claims and orders on their way must outlive the sale; ten years are for ever.
+            ("redis.retention_h", redis.retention_h, 1, 87_600),
+            ("postgres.max_connections", postgres.max_connections.into(), 1, 10_000),
+            ("postgres.acquire_timeout_ms", postgres.acquire_timeout_ms, 1, day_ms),
+            // 0 would mean for ever, and a statement that waits for ever holds the hot row.
+            ("postgres.statement_timeout_ms", postgres.statement_timeout_ms, 2, day_ms),
+            ("kafka.partitions", u64::try_from(kafka.partitions).unwrap_or(0), 1, 10_000),
+            ("kafka.replication", u64::try_from(kafka.replication).unwrap_or(0), 1, 100),
+            ("kafka.delivery_timeout_ms", kafka.delivery_timeout_ms, 1, day_ms),
+            ("kafka.session_timeout_ms", kafka.session_timeout_ms, 1, day_ms),
+            ("outbox.batch", outbox.batch as u64, 1, 100_000),
+            ("outbox.block_ms", outbox.block_ms, 1, day_ms),
+            ("outbox.claim_after_ms", outbox.claim_after_ms, 1, day_ms),
+            // The client fetches twenty batches ahead, and librdkafka counts to ten million.
+            ("consumer.batch", consumer.batch as u64, 1, 100_000),
+            ("consumer.retry_ms", consumer.retry_ms, 1, day_ms),
+            ("consumer.max_retry_ms", consumer.max_retry_ms, consumer.retry_ms, day_ms),
+            ("consumer.max_poll_ms", consumer.max_poll_ms, kafka.session_timeout_ms, day_ms),
+            ("orders.pay_within_s", orders.pay_within_s, 1, 366 * day_s),
+        ];
+        let wrong = ranges.iter().filter(|(_, value, least, most)| !(least..=most).contains(&value));
+        let wrong: Vec<_> = wrong.map(|(name, _, least, most)| format!("{name} is from {least} to {most}")).collect();
+        anyhow::ensure!(wrong.is_empty(), "settings out of range: {}", wrong.join("; "));
+        Ok(())
     }
 
     /// Pairs of settings that are legal and probably not meant, each with its reason.
@@ -300,6 +340,25 @@ mod tests {
         let text = format!("{DEFAULTS}\n[surprise]\nkey = 1\n");
         let built = config::Config::builder().add_source(toml(&text)).build().expect("valid TOML");
         assert!(built.try_deserialize::<Settings>().is_err());
+    }
+
+    #[test]
+    fn settings_that_would_disable_a_part_are_refused_all_by_name() {
+        let built = config::Config::builder().add_source(toml(DEFAULTS)).build().expect("valid TOML");
+        let mut settings: Settings = built.try_deserialize().expect("complete defaults");
+        settings.validate().expect("the defaults are in range");
+        settings.redis.retention_h = 0;
+        settings.outbox.batch = 0;
+        settings.kafka.partitions = -1;
+        settings.consumer.batch = 600_000;
+        settings.consumer.max_poll_ms = settings.kafka.session_timeout_ms - 1;
+        let said = settings.validate().expect_err("out of range").to_string();
+        for name in
+            ["redis.retention_h", "outbox.batch", "kafka.partitions", "consumer.batch", "consumer.max_poll_ms"]
+        {
+            assert!(said.contains(name), "{name} is not in: {said}");
+        }
+        assert!(!said.contains("postgres"), "{said}");
     }
 
     #[test]

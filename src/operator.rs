@@ -9,7 +9,7 @@ use crate::config;
 use crate::consumer;
 use crate::domain::{Sale, SaleId, SaleState, UserId};
 use crate::ledger::{self, Ledger};
-use crate::promises::{self, Finding, Flow, Snapshot, Standing};
+use crate::promises::{self, Finding, Flow, RedisView, Snapshot, Standing};
 use crate::reconcile::opening;
 use crate::stock::script::{SaleCode, StockCode};
 use crate::stock::{self, Stock};
@@ -28,6 +28,12 @@ pub enum Error {
     /// The ledger has been told; Redis could not be. The same command again completes it.
     #[error("{0}; the ledger has it, repeat the command to complete it")]
     NotOnSale(String),
+    /// The opening failed before anything was declared open: the sale is the draft that it was.
+    #[error("{0}; the sale is still a draft, repeat the command to open it")]
+    NotOpened(String),
+    /// Redis holds something that nothing of this wrote.
+    #[error("Redis holds what nobody can read: {0}")]
+    Corrupt(String),
     #[error("a server did not answer: {0}")]
     Unavailable(String),
 }
@@ -65,7 +71,7 @@ impl Operator {
         if sale.generation > 0 && self.stock.set_sale(&sale).await? == SaleCode::Cold {
             return Err(Error::NotOnSale("the sale is not in Redis".to_owned()));
         }
-        self.catalogue.refresh().await?;
+        self.catalogue.show_own_change().await;
         Ok(sale)
     }
 
@@ -75,8 +81,15 @@ impl Operator {
         if row.generation > 0 && self.stock.set_total(id, row.generation, row.redis_total).await? == StockCode::Cold {
             return Err(Error::NotOnSale("the sale is not in Redis".to_owned()));
         }
-        self.catalogue.refresh().await?;
-        self.find(id).await
+        self.catalogue.show_own_change().await;
+        match (self.find(id).await, self.catalogue.get(id)) {
+            // The units are there, whether or not the sale can be read back now.
+            (Err(error @ Error::Unavailable(_)), Some(known)) => {
+                tracing::warn!(sale = %id, %error, "units were added; the sale cannot be read back");
+                Ok(Sale { total: row.total, ..Sale::clone(&known) })
+            }
+            (found, _) => found,
+        }
     }
 
     /// Checks every promise of a sale that can be checked without the buyers' own records.
@@ -93,12 +106,12 @@ impl Operator {
     async fn look(&self, id: SaleId) -> Result<Vec<Finding>, Error> {
         // In the order in which orders travel: whatever moves on in between is counted again further down, and looks
         // unsettled rather than wrong. Ledger before Redis, because a claim is older than its row.
-        let outbox = self.stock.view(id).await.ok().flatten().map(|redis| redis.outbox);
+        let outbox = self.seen_in_redis(id).await?.map(|redis| redis.outbox);
         let kafka = self.kafka.clone();
         // Asking Kafka blocks a thread.
         let backlog = tokio::task::spawn_blocking(move || consumer::backlog(&kafka)).await;
         let ledger = self.ledger.view(id).await?.ok_or(Error::NoSuchSale)?;
-        let redis = self.stock.view(id).await.ok().flatten();
+        let redis = self.seen_in_redis(id).await?;
         let flow = match (outbox, &redis, backlog) {
             (Some(outbox), Some(redis), Ok(Ok(backlog))) => {
                 let rebuilding = !redis.selling || redis.generation != ledger.generation;
@@ -107,6 +120,16 @@ impl Operator {
             _ => None,
         };
         Ok(promises::check(&Snapshot { ledger, redis, flow, client: None, demand_reached_stock: None }))
+    }
+
+    /// `None`: Redis holds nothing of the sale, or does not answer. Only that is no finding; a claim that cannot be
+    /// read is one.
+    async fn seen_in_redis(&self, id: SaleId) -> Result<Option<RedisView>, Error> {
+        match self.stock.view(id).await {
+            Ok(view) => Ok(view),
+            Err(error) if error.is_silence() => Ok(None),
+            Err(error) => Err(Error::Corrupt(error.to_string())),
+        }
     }
 
     /// Every sale that is not past retention.
@@ -165,9 +188,9 @@ impl From<opening::Error> for Error {
         match error {
             opening::Error::UnknownSale(_) => Self::NoSuchSale,
             opening::Error::Ledger(error) => error.into(),
-            opening::Error::Stock(error) => error.into(),
+            opening::Error::Stock(error) => Self::NotOpened(error.to_string()),
             opening::Error::Sql(error) => error.into(),
-            opening::Error::Overtaken => Self::NotOnSale(error.to_string()),
+            opening::Error::Overtaken => Self::NotOpened(error.to_string()),
         }
     }
 }

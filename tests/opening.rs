@@ -129,7 +129,7 @@ async fn an_opening_that_redis_refuses_leaves_a_draft_and_the_next_one_opens_it(
     freeze(&running, sale).await;
     hold.rollback().await.expect("the opening goes on");
     let refused = opening.await.expect("it ends");
-    assert!(matches!(refused, Err(Error::NotOnSale(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::NotOpened(_))), "{refused:?}");
     assert_eq!(generation(&running, sale).await, 0, "nothing was raised");
 
     let opened = running.service.operator.change(sale, to(SaleState::Open)).await.expect("it opens");

@@ -406,6 +406,42 @@ async fn a_relay_finds_sales_that_open_later_and_leaves_those_that_are_over() {
     assert_eq!(running.await.unwrap(), 0);
 }
 
+#[tokio::test]
+async fn the_outbox_of_a_sale_that_is_over_is_emptied_before_its_relay_leaves_it() {
+    let own = Sandbox::start(Options::none().redis(RedisOptions::default()).kafka()).await.unwrap();
+    let mut settings = settings(&own, "relay_over").await;
+    settings.kafka.delivery_timeout_ms = 1000;
+    let mut redis = redis(&settings).await;
+    let sales = Arc::new(std::sync::Mutex::new(vec![sale(1)]));
+    let listed = Arc::clone(&sales);
+    let registry = Registry::new();
+    let relay = Relay::new(&settings, Arc::new(move || listed.lock().unwrap().clone()), &registry).unwrap();
+    own.kafka().kill().unwrap();
+    append(&mut redis, &orders(sale(1), 0..10)).await;
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(relay.run(stop.clone()));
+    let backlog = || {
+        let families = registry.gather();
+        let family = families.iter().find(|family| family.name() == "seckill_outbox_backlog_entries");
+        family.map_or(0.0, |family| family.get_metric()[0].get_gauge().get_value())
+    };
+    wait_until("the relay knows what waits", SOON, || async { backlog() > 0.0 }).await;
+    sales.lock().unwrap().clear();
+    // Several looks at the list of sales, each of which would have ended the worker.
+    let start = Instant::now();
+    wait_until("the relay looks around", SOON, || async { start.elapsed() > Duration::from_secs(2) }).await;
+    own.kafka().restart().await.unwrap();
+    let probe = redis.clone();
+    wait_until("everything is delivered", SOON, || {
+        let mut redis = probe.clone();
+        async move { length(&mut redis, sale(1)).await == 0 }
+    })
+    .await;
+    stop.cancel();
+    assert_eq!(running.await.unwrap(), 0);
+    assert_eq!(copies(&settings).await.len(), 10);
+}
+
 /// Runs every branch of the script and answers what it said.
 async fn acknowledge(redis: &mut MultiplexedConnection, pairs: &[(&str, &str)]) -> (u64, u64, u64, u64) {
     let script = Script::new(include_str!("../lua/ack.lua"));

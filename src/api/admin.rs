@@ -177,7 +177,10 @@ fn problem(error: operator::Error) -> Problem {
         operator::Error::IllegalMove(_) => Problem::new(Code::IllegalTransition).detail(error.to_string()),
         operator::Error::Invalid(reason) => Problem::invalid(reason),
         operator::Error::OperationReused => Problem::new(Code::IdempotencyKeyReused),
-        operator::Error::NotOnSale(_) | operator::Error::Unavailable(_) => {
+        operator::Error::NotOnSale(_)
+        | operator::Error::NotOpened(_)
+        | operator::Error::Corrupt(_)
+        | operator::Error::Unavailable(_) => {
             tracing::warn!(%error, "an operator's command failed");
             Problem::unavailable().detail(error.to_string())
         }

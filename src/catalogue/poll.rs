@@ -84,7 +84,7 @@ impl Catalogue {
 
     /// A change made through this node is seen on it at once. The change is made, whether or not it can be read
     /// back now: if not, the poller will.
-    pub(super) async fn show_own_change(&self) {
+    pub(crate) async fn show_own_change(&self) {
         if self.refresh().await.is_err() {
             self.nudge();
         }

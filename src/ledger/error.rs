@@ -16,7 +16,7 @@ pub enum Error {
     #[error("sale {0} is not in the ledger")]
     UnknownSale(SaleId),
     /// The message can never become a row.
-    #[error("order {0} cannot be recorded: its quantity is not from 1 to 2147483647")]
+    #[error("order {0} cannot be recorded: no row can hold what it says")]
     Unrecordable(OrderId),
     /// Even under the lock of the stock row the batch was cut off again and again. Nothing was written.
     #[error("sale {0}: recording was cut off by other transactions each time")]
@@ -47,6 +47,13 @@ impl Error {
     /// Whether other sales may fare better: the fault lies with this sale, not with the way to PostgreSQL.
     pub fn concerns_one_sale(&self) -> bool {
         !matches!(self, Self::Unavailable(fault) if fault.as_database_error().is_none())
+    }
+
+    /// Whether PostgreSQL refused for what stands in the data, so that no time and no repeat will help: SQLSTATE
+    /// classes 22, data exception, and 54, program limit exceeded.
+    pub(super) fn blames_the_data(&self) -> bool {
+        let Self::Unavailable(fault) = self else { return false };
+        sqlstate(fault).is_some_and(|code| code.starts_with("22") || code.starts_with("54"))
     }
 }
 

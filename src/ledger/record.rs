@@ -118,7 +118,11 @@ impl Ledger {
         let mut recorded = Recorded::default();
         let mut failure = None;
         for (sale, messages) in by_sale(batch) {
-            match self.record_sale(sale, messages).await {
+            let mut outcome = self.record_sale(sale, messages).await;
+            if outcome.as_ref().is_err_and(Error::blames_the_data) {
+                outcome = self.record_one_by_one(sale, batch).await;
+            }
+            match outcome {
                 Ok(part) => {
                     self.metrics.count(&part);
                     recorded.add(&part);
@@ -134,6 +138,23 @@ impl Ledger {
         }
         self.metrics.took(began.elapsed());
         failure.map_or(Ok(recorded), Err)
+    }
+
+    /// PostgreSQL refused the batch for one message in it and does not say which. The others are recorded; the one is
+    /// named, or its whole partition would wait behind it for ever.
+    async fn record_one_by_one(&self, sale: SaleId, batch: &[OrderMessage]) -> Result<Recorded, Error> {
+        let mut recorded = Recorded::default();
+        let mut guilty = None;
+        for message in batch.iter().filter(|message| message.sale == sale) {
+            match self.record_sale(sale, vec![message.clone()]).await {
+                Ok(part) => recorded.add(&part),
+                Err(fault) if fault.blames_the_data() => guilty = guilty.or(Some(message.id)),
+                Err(fault) => return Err(fault),
+            }
+        }
+        let Some(guilty) = guilty else { return Ok(recorded) };
+        self.metrics.count(&recorded);
+        Err(Error::Unrecordable(guilty))
     }
 
     async fn record_sale(&self, sale: SaleId, messages: Vec<OrderMessage>) -> Result<Recorded, Error> {

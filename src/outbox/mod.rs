@@ -100,7 +100,8 @@ impl Relay {
         left
     }
 
-    /// Starts a worker for every sale that has none (any more), and stops those of sales that are over.
+    /// Starts a worker for every sale that has none (any more), and stops those of sales that are over, once their
+    /// outboxes are empty: a worker keeps an outbox from expiring, and whoever does that must also empty it.
     fn match_workers(
         &self,
         workers: &mut JoinSet<usize>,
@@ -109,7 +110,8 @@ impl Relay {
     ) {
         let sales = (self.sales)();
         running.retain(|sale, worker| {
-            if !sales.contains(sale) {
+            let backlog = self.metrics.backlog.with_label_values(&[&sale.to_string()]).get();
+            if !sales.contains(sale) && backlog == 0 {
                 worker.stop.cancel();
             }
             !worker.ended.is_finished()

@@ -53,6 +53,15 @@ impl Error {
             Self::Reply(_) => false,
         }
     }
+
+    /// Whether Redis gave no answer at all, or only that it cannot answer now; anything else was an answer, and a wrong
+    /// one.
+    pub fn is_silence(&self) -> bool {
+        match self {
+            Self::Redis(error) => error.is_io_error() || connection::was_not_run(error),
+            Self::Reply(_) => false,
+        }
+    }
 }
 
 /// The answer to one purchase, and what it tells about the sale as a whole.

@@ -152,6 +152,24 @@ async fn an_unknown_sale_and_an_impossible_quantity_are_named_and_do_not_stop_th
     }
 }
 
+/// The codecs before the ledger should have kept these away. One that slips through must not hold up all that follow.
+#[tokio::test]
+async fn a_message_that_postgres_cannot_store_is_named_and_the_others_are_recorded() {
+    let world = World::new("cannot_store").await;
+    let sale = world.sale(10).await;
+    // Too long for an index, and too random to be compressed into one.
+    let long: String = (0..600).map(|_| uuid::Uuid::new_v4().to_string()).collect();
+    for (first, bad) in [(0, "nul\0"), (3, long.as_str())] {
+        let mut batch = messages(sale, first..first + 3);
+        batch[1] = with_key(batch[1].clone(), bad);
+        let fault = world.ledger.record(&batch).await.unwrap_err();
+        assert!(matches!(fault, Error::Unrecordable(id) if id == batch[1].id), "{fault}");
+        batch.remove(1);
+        assert_eq!(world.ledger.record(&batch).await.unwrap(), Recorded { skipped: 2, ..Recorded::default() });
+    }
+    assert_eq!(world.view(sale).await.available, 6);
+}
+
 #[tokio::test]
 async fn a_request_key_that_stands_for_another_order_cannot_block_the_batch() {
     let world = World::new("request_key").await;
