@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, PgConnection, Row};
-use time::OffsetDateTime;
+use time::{OffsetDateTime, UtcOffset};
 
 use super::{Catalogue, Error};
 use crate::domain::{Sale, SaleId, SaleState};
@@ -110,8 +110,8 @@ impl Catalogue {
             .bind(new.name)
             .bind(new.price_cents)
             .bind(max_quantity)
-            .bind(whole_ms(new.starts_at))
-            .bind(whole_ms(new.ends_at))
+            .bind(moment(new.starts_at)?)
+            .bind(moment(new.ends_at)?)
             .bind(new.challenge)
             .bind(total);
         let SaleRow(sale) = query.fetch_one(&self.shared.pool).await?;
@@ -151,8 +151,8 @@ impl Catalogue {
 fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
     let new = Sale {
         state: change.state.unwrap_or(old.state),
-        starts_at: change.starts_at.map_or(old.starts_at, whole_ms),
-        ends_at: change.ends_at.map_or(old.ends_at, whole_ms),
+        starts_at: change.starts_at.map_or(Ok(old.starts_at), moment)?,
+        ends_at: change.ends_at.map_or(Ok(old.ends_at), moment)?,
         ..old.clone()
     };
     if new == *old {
@@ -171,7 +171,10 @@ fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
     Ok(Some(new))
 }
 
-/// Redis is told milliseconds; the two must not disagree about the moment.
-fn whole_ms(time: OffsetDateTime) -> OffsetDateTime {
-    time.replace_millisecond(time.millisecond()).unwrap_or(time)
+/// A time as it is kept. Redis is told milliseconds, and the two must not disagree about the moment. RFC 3339 has no
+/// years beyond four digits: one sale at such a time, and the list of all sales could not be printed.
+fn moment(time: OffsetDateTime) -> Result<OffsetDateTime, Error> {
+    let utc = time.checked_to_offset(UtcOffset::UTC).filter(|utc| (1970..=9999).contains(&utc.year()));
+    let utc = utc.ok_or(Error::Invalid("a time lies in the years 1970 to 9999, in UTC"))?;
+    Ok(utc.replace_millisecond(utc.millisecond()).unwrap_or(utc))
 }
