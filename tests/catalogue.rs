@@ -15,6 +15,7 @@ use seckill::ledger::{self, Ledger};
 use seckill::sandbox::Sandbox;
 use sqlx::PgPool;
 use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use time::macros::datetime;
 use tokio_util::sync::CancellationToken;
 
@@ -152,6 +153,24 @@ async fn illegal_moves_are_refused_and_an_ended_sale_keeps_its_times() {
     assert!(matches!(world.catalogue.change(sale.id, longer).await, Err(Error::AlreadyEnded)));
     let unknown = world.catalogue.change(SaleId::new(4711).unwrap(), to(SaleState::Open)).await;
     assert!(matches!(unknown, Err(Error::UnknownSale(_))));
+}
+
+/// One sale at a time that RFC 3339 cannot print, and nobody could list the sales any more.
+#[tokio::test]
+async fn times_that_cannot_be_printed_and_texts_that_cannot_be_stored_are_refused() {
+    let world = World::new("unprintable").await;
+    let at = |text: &str| OffsetDateTime::parse(text, &Rfc3339).unwrap();
+    let before = NewSale { starts_at: at("0000-01-01T00:00:00+23:59"), ..new_sale() };
+    let beyond = NewSale { ends_at: at("9999-12-31T23:59:59-23:59"), ..new_sale() };
+    let nul = NewSale { name: "a\0".to_owned(), ..new_sale() };
+    for bad in [before, beyond.clone(), nul] {
+        assert!(matches!(world.catalogue.create(bad.clone()).await, Err(Error::Invalid(_))), "{bad:?}");
+    }
+    let sale = world.catalogue.create(new_sale()).await.unwrap();
+    let later = SaleChange { ends_at: Some(beyond.ends_at), ..SaleChange::default() };
+    assert!(matches!(world.catalogue.change(sale.id, later).await, Err(Error::Invalid(_))));
+    let user = "eve".parse().unwrap();
+    assert!(matches!(world.catalogue.block(&user, "a\0").await, Err(Error::Invalid(_))));
 }
 
 /// A sale that falls past retention is forgotten, and the orders that were on their way would be forgotten with it.

@@ -20,6 +20,9 @@ use super::problem::{Code, Problem};
 use crate::config;
 use crate::domain::{OrderId, UserId};
 
+/// Looks of all streams at a time. Each takes a connection to the ledger, and the rest of the pool is for others: with
+/// more streams than this can serve, news comes later, and nobody else waits.
+static LOOKS: Semaphore = Semaphore::const_new(2);
 /// How often the order is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// After how many looks without a change a comment keeps the connection open.
@@ -73,6 +76,12 @@ pub async fn stream(
 }
 
 impl Watching {
+    async fn look(&self) -> Result<OrderView, Problem> {
+        // Never closed; without a permit it would only be less polite.
+        let _turn = LOOKS.acquire().await;
+        orders::find(&self.api, &self.user, self.id).await
+    }
+
     /// The next event, and the watch unless that was the last one.
     async fn next(mut self) -> (Bytes, Option<Self>) {
         if let Some(order) = self.first.take() {
@@ -84,7 +93,7 @@ impl Watching {
                 return (Bytes::from_static(b": connect again\n\n"), None);
             }
             // A fault is not an event: the next look may succeed.
-            let Ok(order) = orders::find(&self.api, &self.user, self.id).await else {
+            let Ok(order) = self.look().await else {
                 continue;
             };
             if self.last.as_ref() != Some(&order) {

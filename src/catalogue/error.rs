@@ -28,8 +28,14 @@ const LIMITS: [(&str, &str); 6] = [
     ("blacklist_reason_length", "a reason is 1 to 200 characters"),
 ];
 
+/// SQLSTATE character_not_in_repertoire: of valid UTF-8, PostgreSQL refuses only NUL.
+const NUL: &str = "22021";
+
 impl From<sqlx::Error> for Error {
     fn from(fault: sqlx::Error) -> Self {
+        if fault.as_database_error().and_then(|refusal| refusal.code()).as_deref() == Some(NUL) {
+            return Self::Invalid("a text holds a NUL character");
+        }
         let constraint = fault.as_database_error().and_then(|refusal| refusal.constraint());
         let limit = LIMITS.iter().find(|(name, _)| Some(*name) == constraint);
         limit.map_or(Self::Unavailable(fault), |(_, limit)| Self::Invalid(limit))

@@ -355,7 +355,10 @@ async fn a_connection_that_fell_silent_under_a_batch_is_given_up_and_the_batch_i
         proxy.strand();
         hold.rollback().await.unwrap();
     };
-    let (lost, ()) = tokio::join!(ledger.record(&batch), strand);
+    // Six seconds are its patience; the bound is for broken code.
+    let record = tokio::time::timeout(Duration::from_secs(30), ledger.record(&batch));
+    let (lost, ()) = tokio::join!(record, strand);
+    let lost = lost.expect("a silent server is given up");
     assert!(matches!(lost, Err(Error::Unavailable(_))), "{lost:?}");
     let again = async {
         // The place in the pool is free again within a second or two.
