@@ -72,7 +72,10 @@ impl Demo {
             say("            no Java or no Kafka was found: the broker inside librdkafka stands in, in memory only")?;
         }
         say(format_args!("            up in {seconds:.1} s, in {}", stage.sandbox.folder().display()))?;
-        say(format_args!("  service   {} nodes, a relay, a consumer and an auditor, each a process of its own", self.nodes))?;
+        say(format_args!(
+            "  service   {} nodes, a relay, a consumer and an auditor, each a process of its own",
+            self.nodes
+        ))?;
         let demand = Demand { buyers: self.buyers, ..Demand::default() };
         say(format_args!(
             "  sale      {} units, {} buyers within {} s",
