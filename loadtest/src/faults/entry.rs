@@ -120,9 +120,9 @@ impl Entry {
     /// An excuse covers no more orders than Redis took with it.
     fn verdict_on(&self, report: &Report) -> Verdict {
         let at_risk = self.figures.get(AT_RISK).and_then(serde_json::Value::as_u64).unwrap_or(0);
-        let within = report.lost + report.dishonoured <= at_risk;
-        let kept = self.unexcused(report).next().is_none() && report.settled && report.accepted > 0;
-        if kept && within { Verdict::Pass } else { Verdict::Fail }
+        let covered = report.lost + report.dishonoured <= at_risk;
+        let kept = self.unexcused(report).next().is_none();
+        if kept && covered && report.settled && report.accepted > 0 { Verdict::Pass } else { Verdict::Fail }
     }
 }
 
@@ -141,5 +141,75 @@ impl Display for Entry {
             write!(f, "\n      error: {error}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use seckill::drive::report::{Latencies, Quantiles, Rates};
+
+    use super::*;
+
+    fn entry(excused: &[&'static str], at_risk: u64) -> Entry {
+        Entry {
+            name: "a fault",
+            injected_at: Some(1),
+            promises: Vec::new(),
+            excused: excused.to_vec(),
+            verdict: Verdict::Fail,
+            figures: Figures::from_iter([(AT_RISK.to_owned(), at_risk.into())]),
+            error: None,
+        }
+    }
+
+    fn report(broken: &'static str, lost: u64) -> Report {
+        let none = Quantiles { p50: 0.0, p99: 0.0, p999: 0.0 };
+        Report {
+            broker: String::new(),
+            redis_fsync: String::new(),
+            nodes: 2,
+            stock: 10,
+            requests: 10,
+            accepted: 10,
+            refused: BTreeMap::new(),
+            unconfirmed: 0,
+            orders: BTreeMap::new(),
+            oversold: 0,
+            unsold: None,
+            duplicates: 0,
+            lost,
+            dishonoured: 0,
+            http_5xx: 0,
+            client_errors: 0,
+            rates: Rates::default(),
+            latency_ms: Latencies { accepted: none, refused: none },
+            promises: vec![Finding { name: broken, holds: Standing::Broken, detail: String::new() }],
+            verdict: Verdict::Fail,
+            settled: true,
+        }
+    }
+
+    const LOSS: [&str; 2] = ["nothing_lost", "honoured"];
+
+    #[test]
+    fn an_excused_loss_passes_up_to_what_redis_took_with_it() {
+        assert_eq!(entry(&LOSS, 3).verdict_on(&report("nothing_lost", 3)), Verdict::Pass);
+        assert_eq!(entry(&LOSS, 2).verdict_on(&report("nothing_lost", 3)), Verdict::Fail);
+    }
+
+    #[test]
+    fn a_broken_promise_without_an_excuse_fails() {
+        assert_eq!(entry(&[], 3).verdict_on(&report("nothing_lost", 1)), Verdict::Fail);
+        assert_eq!(entry(&LOSS, 3).verdict_on(&report("no_oversell", 0)), Verdict::Fail);
+    }
+
+    #[test]
+    fn what_never_settles_or_sells_nothing_fails() {
+        let unsettled = Report { settled: false, ..report("nothing_lost", 0) };
+        assert_eq!(entry(&LOSS, 3).verdict_on(&unsettled), Verdict::Fail);
+        let nothing = Report { accepted: 0, ..report("nothing_lost", 0) };
+        assert_eq!(entry(&LOSS, 3).verdict_on(&nothing), Verdict::Fail);
     }
 }

@@ -94,15 +94,14 @@ impl Ground {
         for proxy in [redis.proxy()?, postgres.proxy()?, kafka.proxy()?] {
             proxy.heal().await;
         }
-        // One that has ended cannot be resumed, and is started below.
-        let (_, _, _) = (redis.resume(), postgres.resume(), kafka.resume());
-        if redis.pid().is_none() {
+        // What has ended cannot be resumed, and is started again.
+        if redis.resume().is_err() {
             redis.restart().await?;
         }
-        if postgres.pid().is_none() {
+        if postgres.resume().is_err() {
             postgres.restart().await?;
         }
-        if kafka.pid().is_none() {
+        if kafka.resume().is_err() {
             kafka.restart().await?;
         }
         for part in self.stage.names() {

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use redis::AsyncCommands;
 use seckill::sandbox::Process;
+use seckill::stock::keys;
 use tokio::time::sleep;
 
 use super::ground::{Ground, PARTS};
@@ -47,17 +49,17 @@ async fn twice(ground: &mut Ground, round: &Round, part: &str) -> anyhow::Result
     Ok(Figures::new())
 }
 
-/// Redis is restarted while the consumer stands still, so that the rebuild waits half-way for the ledger.
+/// Redis is restarted while the consumer stands still: the auditor has frozen the sale, and waits half-way for the
+/// ledger to catch up.
 async fn until_a_rebuild_waits(ground: &Ground, round: &Round) -> anyhow::Result<()> {
     ground.stage.part("consume")?.pause()?;
     round.until_sold(20).await?;
-    let before = ground.stock.view(round.sale).await?.map_or(0, |view| view.generation);
     ground.sandbox().redis().kill()?;
     ground.sandbox().redis().restart().await?;
-    // A frozen sale still has its old generation; the restart alone has no part in that.
+    let mut redis = ground.redis().await?;
     until("the rebuild has frozen the sale", async || {
-        let view = ground.stock.view(round.sale).await.ok().flatten();
-        view.is_some_and(|view| !view.selling && view.generation == before)
+        let frozen: Option<u8> = redis.hget(keys::sale(round.sale), "frozen").await.unwrap_or_default();
+        frozen == Some(1)
     })
     .await
 }
