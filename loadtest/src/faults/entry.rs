@@ -17,8 +17,8 @@ use super::{Fault, Figures};
 
 /// How long the auditor may take to repair what a fault left behind: its grace, and some rounds.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(30);
-/// How long a loss that is excused is given to turn out to be none.
-const EXCUSED_AFTER: Duration = Duration::from_secs(8);
+/// How long a loss that is excused is given to turn out to be none: the auditor's grace, and some rounds.
+const EXCUSED_AFTER: Duration = Duration::from_secs(6);
 /// The figure by which a fault says how many orders only Redis knew when it lost its data.
 pub const AT_RISK: &str = "known_to_redis_alone";
 
@@ -86,6 +86,7 @@ impl Entry {
         figure("accepted", report.accepted);
         figure("refused", report.refused.values().sum());
         figure("unconfirmed", report.unconfirmed);
+        figure("http_5xx", report.http_5xx);
         figure("orders", report.orders.values().sum());
         figure("lost", report.lost);
         figure("dishonoured", report.dishonoured);
@@ -129,7 +130,7 @@ impl Entry {
 impl Display for Entry {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let word = if self.verdict == Verdict::Pass { "pass" } else { "FAIL" };
-        write!(f, "{word}  {:<34}", self.name)?;
+        write!(f, "{word}  {:<44}", self.name)?;
         for (name, value) in &self.figures {
             write!(f, " {name}={value}")?;
         }

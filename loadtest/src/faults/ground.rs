@@ -13,7 +13,6 @@ use seckill::drive::stores::Stores;
 use seckill::drive::tokens::Tokens;
 use seckill::ledger::Ledger;
 use seckill::sandbox::Sandbox;
-use seckill::stock::Stock;
 use secrecy::ExposeSecret;
 
 /// The parts that every fault finds running.
@@ -28,7 +27,6 @@ pub struct Ground {
     pub client: Arc<Client>,
     pub stores: Stores,
     pub ledger: Ledger,
-    pub stock: Stock,
 }
 
 /// Every time limit as short as the others allow, so that a fault is over in seconds; and the ways that can be cut.
@@ -42,7 +40,7 @@ fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
     settings.outbox.claim_after_ms = 3_500;
     settings.reconcile.every_ms = 200;
     settings.reconcile.deep_every_ms = 500;
-    settings.reconcile.grace_ms = 5_000;
+    settings.reconcile.grace_ms = 4_000;
     settings.reconcile.relay_stale_ms = 4_000;
     settings.reconcile.lock_ttl_ms = 2_000;
     let proxied = sandbox.proxied(&settings);
@@ -67,8 +65,7 @@ impl Ground {
         let stores = Stores::connect(&stage.settings).await?;
         let pay_within = Duration::from_secs(stage.settings.orders.pay_within_s);
         let ledger = Ledger::connect(&stage.settings.postgres, pay_within).await?;
-        let stock = Stock::connect(&stage.settings.redis)?;
-        Ok(Self { stage, tokens, client, stores, ledger, stock })
+        Ok(Self { stage, tokens, client, stores, ledger })
     }
 
     pub const fn sandbox(&self) -> &Sandbox {

@@ -21,7 +21,7 @@ pub const FAULTS: &[Fault] = &[
     }),
     Fault::new("message-garbage", "bytes that are no order come between the orders", |g, r| Box::pin(garbage(g, r))),
     Fault::new(
-        "older-generation-replayed",
+        "dead-letters-of-an-older-generation-replayed",
         "messages of a life before the rebuild come again, and some for the first time",
         |g, r| Box::pin(older_generation(g, r)),
     ),

@@ -99,7 +99,7 @@ impl Faults {
     pub async fn run(self) -> anyhow::Result<()> {
         let chosen = self.chosen()?;
         if self.list {
-            return chosen.iter().try_for_each(|fault| say(format_args!("{:<34} {}", fault.name, fault.about)));
+            return chosen.iter().try_for_each(|fault| say(format_args!("{:<44} {}", fault.name, fault.about)));
         }
         // Ctrl-C must still stop the servers and remove their folder.
         let drill = tokio::select! {
