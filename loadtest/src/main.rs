@@ -4,6 +4,8 @@
 
 mod crowd;
 
+mod faults;
+
 mod target;
 
 use std::path::PathBuf;
@@ -27,6 +29,8 @@ struct Cli {
 enum Command {
     /// Puts a sale on, lets buyers loose, and judges.
     Run(Box<Run>),
+    /// Makes faults happen to a private service under load, one after the other, and judges each.
+    Faults(faults::Faults),
     /// One role of the service, for the sandbox's own processes.
     #[command(hide = true)]
     Role {
@@ -68,6 +72,7 @@ impl Scenario {
 async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Run(run) => run.run().await,
+        Command::Faults(faults) => Box::pin(faults.run()).await,
         Command::Role { args } => {
             let command = std::iter::once("seckill".to_owned()).chain(args);
             seckill::cli::Cli::parse_from(command).run().await

@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 
-pub use stage::{Program, Stage};
+pub use stage::{Cast, Program, Stage};
 
 use crate::drive::buyers::Temper;
 use crate::drive::client::{Client, Limits};

@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const STAND_IN: &str = "librdkafka-mock";
 
 /// How the roles of the service are started.
+#[derive(Clone, Debug)]
 pub struct Program {
     pub path: PathBuf,
     /// What stands before the role on the command line.
@@ -35,10 +36,37 @@ impl Program {
     }
 }
 
+/// Which parts play, and with which settings.
+#[derive(Clone, Copy, Debug)]
+pub struct Cast {
+    /// HTTP nodes, named `node-0`, `node-1`, …
+    pub nodes: usize,
+    /// The other roles, each named like itself.
+    pub roles: &'static [&'static str],
+    /// The settings of a part, made from those of all. Called once for the stage itself, as `stage`.
+    pub tune: fn(&Sandbox, &str, Settings) -> Settings,
+}
+
+impl Cast {
+    /// Every role once, and as many nodes as asked for.
+    pub const fn of_the_demo(nodes: usize) -> Self {
+        Self { nodes, roles: &["relay", "consume", "reconcile"], tune: |_, _, settings| settings }
+    }
+}
+
+/// One role of the service that runs, and what it takes to run it again.
+struct Part {
+    process: Process,
+    role: String,
+    settings: Settings,
+}
+
 /// Everything that runs. Dropping it stops it.
 pub struct Stage {
     // Before the sandbox: the roles end first, then the servers that they use.
-    processes: Vec<Process>,
+    parts: Vec<Part>,
+    program: Program,
+    cast: Cast,
     pub sandbox: Sandbox,
     pub settings: Settings,
     /// Base URLs of the nodes.
@@ -46,41 +74,101 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Starts servers and roles, and returns when every node is ready.
+    /// Starts servers and the demo's roles, and returns when every node is ready.
     ///
     /// # Errors
     /// When something does not come up; the message ends with the tail of its log.
     pub async fn set(program: &Program, nodes: usize) -> anyhow::Result<Self> {
+        Self::with(program, Cast::of_the_demo(nodes)).await
+    }
+
+    /// Starts servers and a cast of roles, and returns when every node is ready.
+    ///
+    /// # Errors
+    /// When something does not come up; the message ends with the tail of its log.
+    pub async fn with(program: &Program, cast: Cast) -> anyhow::Result<Self> {
         let sandbox = Sandbox::start(Options::default()).await.context("the private servers")?;
-        let settings = open_doors(sandbox.settings("demo").await?);
+        let settings = (cast.tune)(&sandbox, "stage", open_doors(sandbox.settings("demo").await?));
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(settings.orders.pay_within_s)).await?;
         ledger::migrate(ledger.pool()).await.context("the schema")?;
         if sandbox.broker_kind() != STAND_IN {
             // The stand-in takes no such orders; its topics came with the settings.
             outbox::topics::ensure(&settings.kafka).await.context("the topics")?;
         }
-        let mut stage = Self { processes: Vec::new(), sandbox, settings, urls: Vec::new() };
-        for node in 0..nodes.max(1) {
+        let mut stage = Self { parts: Vec::new(), program: program.clone(), cast, sandbox, settings, urls: Vec::new() };
+        for node in 0..cast.nodes.max(1) {
             let mut settings = stage.settings.clone();
             settings.http.bind = (Ipv4Addr::LOCALHOST, free_port()?).into();
-            stage.start(program, "serve", &format!("node-{node}"), &settings)?;
             stage.urls.push(format!("http://{}", settings.http.bind));
+            stage.start(&format!("node-{node}"), "serve", settings)?;
         }
-        for role in ["relay", "consume", "reconcile"] {
-            let settings = stage.settings.clone();
-            stage.start(program, role, role, &settings)?;
+        for role in cast.roles {
+            stage.join(role, role)?;
         }
         stage.wait_until_ready().await?;
         Ok(stage)
     }
 
-    fn start(&mut self, program: &Program, role: &str, name: &str, settings: &Settings) -> anyhow::Result<()> {
-        let args: Vec<&str> = program.before.iter().map(String::as_str).chain([role]).collect();
-        self.processes.push(self.sandbox.spawn(name, &program.path, &args, settings)?);
+    /// Adds one more process of a role. Does not wait for it.
+    ///
+    /// # Errors
+    /// When the program cannot be executed.
+    pub fn join(&mut self, name: &str, role: &str) -> anyhow::Result<()> {
+        self.start(name, role, self.settings.clone())
+    }
+
+    /// Ends a part for good.
+    ///
+    /// # Errors
+    /// When there is no such part.
+    pub fn leave(&mut self, name: &str) -> anyhow::Result<()> {
+        let at = self.parts.iter().position(|part| part.process.name() == name);
+        self.parts.remove(at.with_context(|| format!("no part is called {name}"))?).process.kill()
+    }
+
+    /// Starts a part again, with the settings it had; kills it first if it runs. Does not wait for it.
+    ///
+    /// # Errors
+    /// When there is no such part, or it cannot be executed.
+    pub fn restart(&mut self, name: &str) -> anyhow::Result<()> {
+        let part = self.parts.iter().position(|part| part.process.name() == name);
+        let at = part.with_context(|| format!("no part is called {name}"))?;
+        self.parts[at].process.kill()?;
+        self.parts[at].process = self.spawn(name, &self.parts[at].role, &self.parts[at].settings)?;
         Ok(())
     }
 
-    async fn wait_until_ready(&self) -> anyhow::Result<()> {
+    /// The process of a part: to be killed, paused and resumed.
+    ///
+    /// # Errors
+    /// When there is no such part.
+    pub fn part(&self, name: &str) -> anyhow::Result<&Process> {
+        let part = self.parts.iter().find(|part| part.process.name() == name);
+        Ok(&part.with_context(|| format!("no part is called {name}"))?.process)
+    }
+
+    /// The names of all parts, nodes first.
+    pub fn names(&self) -> Vec<String> {
+        self.parts.iter().map(|part| part.process.name().to_owned()).collect()
+    }
+
+    fn start(&mut self, name: &str, role: &str, settings: Settings) -> anyhow::Result<()> {
+        let settings = (self.cast.tune)(&self.sandbox, name, settings);
+        let process = self.spawn(name, role, &settings)?;
+        self.parts.push(Part { process, role: role.to_owned(), settings });
+        Ok(())
+    }
+
+    fn spawn(&self, name: &str, role: &str, settings: &Settings) -> anyhow::Result<Process> {
+        let args: Vec<&str> = self.program.before.iter().map(String::as_str).chain([role]).collect();
+        self.sandbox.spawn(name, &self.program.path, &args, settings)
+    }
+
+    /// Returns when every node is ready.
+    ///
+    /// # Errors
+    /// When a part has ended, or a node does not become ready; the message ends with the tail of its log.
+    pub async fn wait_until_ready(&self) -> anyhow::Result<()> {
         let client = Client::new(&self.urls, Limits::default())?;
         let path = Uri::from_static("/readyz");
         let deadline = Instant::now() + PATIENCE;
@@ -92,7 +180,7 @@ impl Stage {
                 }
                 self.check()?;
                 if Instant::now() > deadline {
-                    bail!("node {node} does not become ready: {asked:?}\n{}", self.processes[node].log_tail());
+                    bail!("node {node} does not become ready: {asked:?}\n{}", self.parts[node].process.log_tail());
                 }
                 sleep(Duration::from_millis(50)).await;
             }
@@ -117,7 +205,7 @@ impl Stage {
 
     /// Fails if a role has ended.
     pub fn check(&self) -> anyhow::Result<()> {
-        match self.processes.iter().find(|process| !process.is_running()) {
+        match self.parts.iter().map(|part| &part.process).find(|process| !process.is_running()) {
             Some(ended) => bail!("{} has ended:\n{}", ended.name(), ended.log_tail()),
             None => Ok(()),
         }

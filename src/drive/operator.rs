@@ -21,6 +21,8 @@ pub struct Offer {
     pub name: String,
     /// Units.
     pub stock: u32,
+    /// Units of them for the time when Redis is away. With none, sold out means sold at once.
+    pub reserve: u32,
     pub max_quantity: u32,
     /// From the moment of the call to the start of the sale: time for every node to hear of it.
     pub starts_in: Duration,
@@ -85,8 +87,7 @@ impl<'a> Operator<'a> {
             "name": offer.name,
             "price_cents": 100,
             "stock": offer.stock,
-            // Sold out must mean sold: nothing here moves the rest of a reserve into Redis.
-            "reserve": 0,
+            "reserve": offer.reserve,
             "max_quantity": offer.max_quantity,
             "starts_at": now.format(&Rfc3339)?,
             "ends_at": (now + offer.lasts).format(&Rfc3339)?,

@@ -45,6 +45,8 @@ impl<W: Witness> Scene<'_, W> {
         let offer = Offer {
             name: "flash sale".to_owned(),
             stock: self.setting.stock,
+            // Sold out must mean sold: nothing in the demo moves the rest of a reserve into Redis.
+            reserve: 0,
             max_quantity: self.demand.max_quantity,
             starts_in: NOTICE + self.demand.lead,
             lasts: Duration::from_secs(24 * 3600),

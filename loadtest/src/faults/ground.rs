@@ -1,0 +1,122 @@
+//! The ground of the drill: the stage, the ways to hurt it, and how it is mended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use redis::aio::MultiplexedConnection;
+use seckill::config::Settings;
+use seckill::demo::{Cast, Program, Stage};
+use seckill::domain::SaleId;
+use seckill::drive::client::{Client, Limits};
+use seckill::drive::stores::Stores;
+use seckill::drive::tokens::Tokens;
+use seckill::ledger::Ledger;
+use seckill::sandbox::Sandbox;
+use secrecy::ExposeSecret;
+
+/// The parts that every fault finds running.
+pub const PARTS: [&str; 5] = ["node-0", "node-1", "relay", "consume", "reconcile"];
+
+const CAST: Cast = Cast { nodes: 2, roles: &["relay", "consume", "reconcile"], tune };
+
+/// Two nodes and one of each other role, and direct connections to the stores for who watches.
+pub struct Ground {
+    pub stage: Stage,
+    pub tokens: Tokens,
+    pub client: Arc<Client>,
+    pub stores: Stores,
+    pub ledger: Ledger,
+}
+
+/// Every time limit as short as the others allow, so that a fault is over in seconds; and the ways that can be cut.
+fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
+    // A drill is about what a restart may cost.
+    settings.redis.trust_restart = false;
+    settings.redis.response_timeout_ms = 500;
+    settings.kafka.delivery_timeout_ms = 3_000;
+    settings.kafka.session_timeout_ms = 2_000;
+    settings.outbox.block_ms = 500;
+    settings.outbox.claim_after_ms = 3_500;
+    settings.reconcile.every_ms = 200;
+    settings.reconcile.deep_every_ms = 500;
+    settings.reconcile.grace_ms = 4_000;
+    settings.reconcile.relay_stale_ms = 4_000;
+    settings.reconcile.lock_ttl_ms = 2_000;
+    let proxied = sandbox.proxied(&settings);
+    // The witness and the auditor see Redis whatever is cut; of the nodes, the first one does.
+    if part != "stage" {
+        settings.postgres.url = proxied.postgres.url;
+        settings.kafka.brokers = proxied.kafka.brokers;
+    }
+    if matches!(part, "node-1" | "relay") {
+        settings.redis.url = proxied.redis.url;
+    }
+    settings
+}
+
+impl Ground {
+    pub async fn prepare() -> anyhow::Result<Self> {
+        let program = Program { before: vec!["role".to_owned()], ..Program::this()? };
+        let stage = Box::pin(Stage::with(&program, CAST)).await?;
+        let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
+        let limits = Limits { response: Duration::from_secs(3), ..Limits::default() };
+        let client = Arc::new(Client::new(&stage.urls, limits)?);
+        let stores = Stores::connect(&stage.settings).await?;
+        let pay_within = Duration::from_secs(stage.settings.orders.pay_within_s);
+        let ledger = Ledger::connect(&stage.settings.postgres, pay_within).await?;
+        Ok(Self { stage, tokens, client, stores, ledger })
+    }
+
+    pub const fn sandbox(&self) -> &Sandbox {
+        &self.stage.sandbox
+    }
+
+    /// A connection to Redis that nothing cuts.
+    pub async fn redis(&self) -> anyhow::Result<MultiplexedConnection> {
+        let client = redis::Client::open(self.stage.settings.redis.url.expose_secret())?;
+        client.get_multiplexed_async_connection().await.context("Redis does not answer")
+    }
+
+    /// `kill -9`, and the part runs again afterwards.
+    pub fn kill_and_restart(&mut self, part: &str) -> anyhow::Result<()> {
+        self.stage.part(part)?.kill()?;
+        self.stage.restart(part)
+    }
+
+    /// Everything runs, goes on and is reachable afterwards, whatever a fault left behind.
+    pub async fn mend(&mut self) -> anyhow::Result<()> {
+        let sandbox = &self.stage.sandbox;
+        let (redis, postgres, kafka) = (sandbox.redis(), sandbox.postgres(), sandbox.kafka());
+        for proxy in [redis.proxy()?, postgres.proxy()?, kafka.proxy()?] {
+            proxy.heal().await;
+        }
+        // What has ended cannot be resumed, and is started again.
+        if redis.resume().is_err() {
+            redis.restart().await?;
+        }
+        if postgres.resume().is_err() {
+            postgres.restart().await?;
+        }
+        if kafka.resume().is_err() {
+            kafka.restart().await?;
+        }
+        for part in self.stage.names() {
+            if !PARTS.contains(&part.as_str()) {
+                self.stage.leave(&part)?;
+            } else if self.stage.part(&part)?.resume().is_err() {
+                self.stage.restart(&part)?;
+            }
+        }
+        self.stage.wait_until_ready().await
+    }
+
+    /// Takes a sale out of everybody's care: its keys count as gone, so no later rebuild waits for it.
+    pub async fn retire(&self, sale: SaleId) -> anyhow::Result<()> {
+        let long_ago = "UPDATE sales SET state = 'ended', revision = revision + 1,
+            starts_at = clock_timestamp() - interval '1 year', ends_at = clock_timestamp() - interval '11 months'
+            WHERE id = $1";
+        sqlx::query(long_ago).bind(sale.get()).execute(self.ledger.pool()).await?;
+        Ok(())
+    }
+}

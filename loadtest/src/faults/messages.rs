@@ -1,0 +1,104 @@
+//! Messages that come twice, in the wrong order, from an older life of the sale, or make no sense.
+
+use anyhow::{Context, ensure};
+use redis::AsyncCommands;
+use redis::streams::StreamRangeReply;
+use seckill::domain::{OrderId, OrderMessage, SaleId};
+use seckill::outbox::message::{decode, encode};
+use seckill::stock::keys;
+use serde_json::json;
+
+use super::ground::Ground;
+use super::redis::crash_and_return;
+use super::round::{Round, until};
+use super::topic::{self, Sent};
+use super::{Fault, Figures};
+
+pub const FAULTS: &[Fault] = &[
+    Fault::new("message-twice", "everything that is in Kafka is sent once more", |g, r| Box::pin(twice(g, r))),
+    Fault::new("message-out-of-order", "orders come backwards, and over partitions that are not theirs", |g, r| {
+        Box::pin(out_of_order(g, r))
+    }),
+    Fault::new("message-garbage", "bytes that are no order come between the orders", |g, r| Box::pin(garbage(g, r))),
+    Fault::new(
+        "dead-letters-of-an-older-generation-replayed",
+        "messages of a life before the rebuild come again, and some for the first time",
+        |g, r| Box::pin(older_generation(g, r)),
+    ),
+];
+
+/// The messages of one sale that are in Kafka now.
+async fn messages_of(ground: &Ground, sale: SaleId) -> anyhow::Result<Vec<Sent>> {
+    let kafka = &ground.stage.settings.kafka;
+    let mut messages = topic::read(kafka, &kafka.topic).await?;
+    messages.retain(|(_, payload)| decode(payload).is_ok_and(|message| message.sale == sale));
+    Ok(messages)
+}
+
+fn sent(count: u64) -> Figures {
+    Figures::from_iter([("sent".to_owned(), count.into())])
+}
+
+async fn twice(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let messages = messages_of(ground, round.sale).await?;
+    Ok(sent(topic::write(&ground.stage.settings.kafka, messages).await?))
+}
+
+/// While the relay stands still, what waits for it is sent by us, backwards; then it sends the same.
+async fn out_of_order(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    ground.stage.part("relay")?.pause()?;
+    round.until_sold(50).await?;
+    let waiting: StreamRangeReply = ground.redis().await?.xrange_all(keys::outbox(round.sale)).await?;
+    let mut messages = Vec::new();
+    for entry in waiting.ids.into_iter().rev() {
+        let field = |name: &str| entry.get::<String>(name);
+        let number = |name: &str| entry.get::<i64>(name);
+        let order = field("order").context("an entry without an order")?;
+        let payload = json!({
+            "v": 1, "order_id": order, "sale_id": round.sale, "user_id": field("user"),
+            "quantity": number("quantity"), "generation": number("generation"), "accepted_ms": number("accepted_ms"),
+            "request_key": field("key"), "fingerprint": field("fingerprint"),
+        });
+        // Not the buyer's key: the order of one buyer may come over any partition.
+        messages.push((order.into_bytes(), payload.to_string().into_bytes()));
+    }
+    ensure!(messages.iter().all(|(_, payload)| decode(payload).is_ok()), "the drill's own messages make no sense");
+    let count = topic::write(&ground.stage.settings.kafka, messages).await?;
+    ground.stage.part("relay")?.resume()?;
+    Ok(sent(count))
+}
+
+async fn garbage(ground: &mut Ground, _: &Round) -> anyhow::Result<Figures> {
+    let kafka = &ground.stage.settings.kafka;
+    let before = topic::read(kafka, &kafka.dead_letter_topic).await?.len();
+    let odd: [&[u8]; 6] = [b"", b"{", b"\xff\xfe", b"{\"v\":99}", b"{\"v\":1,\"order_id\":\"x\"}", &[b'['; 10_000]];
+    let messages = odd.iter().cycle().take(30).map(|payload| (b"nobody".to_vec(), payload.to_vec()));
+    let count = topic::write(kafka, messages).await?;
+    until("every bit of it is a dead letter", async || {
+        let dead = topic::read(kafka, &kafka.dead_letter_topic).await;
+        dead.is_ok_and(|dead| dead.len() as u64 >= before as u64 + count)
+    })
+    .await?;
+    Ok(sent(count))
+}
+
+/// Orders that nobody was promised, of the life that a rebuild has ended, and all that were.
+async fn older_generation(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let mut messages = messages_of(ground, round.sale).await?;
+    let mut figures = crash_and_return(ground, round).await?;
+    for ghost in 0..20_u64 {
+        let order = OrderMessage {
+            id: OrderId::mint(round.sale, 1, ghost),
+            sale: round.sale,
+            user: format!("ghost-{ghost}").parse()?,
+            quantity: 1,
+            generation: 1,
+            accepted_ms: 1,
+            request: None,
+        };
+        messages.push((order.user.to_string().into_bytes(), encode(&order)));
+    }
+    let count = topic::write(&ground.stage.settings.kafka, messages).await?;
+    figures.append(&mut sent(count));
+    Ok(figures)
+}

@@ -1,0 +1,117 @@
+//! Orders that are paid, cancelled and overdue at once, and stock that is added over a line that breaks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use hyper::body::Bytes;
+use hyper::header::HeaderValue;
+use hyper::{Method, Uri};
+use seckill::domain::{OrderStatus, UserId};
+use seckill::drive::client::{Caller, Client, Limits};
+use seckill::promises::OrderFact;
+use tokio::task::JoinSet;
+
+use super::ground::Ground;
+use super::round::{Round, Wish};
+use super::{Fault, Figures};
+
+pub const FAULTS: &[Fault] = &[
+    Fault::new("pay-against-expiry", "orders are paid at the moment when they expire", |g, r| {
+        Box::pin(pay_against_expiry(g, r))
+    })
+    .with(Wish::PLENTY),
+    Fault::new("cancel-and-expire-under-load", "orders are cancelled and expire while others are made", |g, r| {
+        Box::pin(cancel_and_expire(g, r))
+    })
+    .with(Wish::PLENTY),
+    Fault::new("added-stock-reply-lost", "stock is added, the answer is lost, and the operator repeats it", |g, r| {
+        Box::pin(added_stock(g, r))
+    }),
+];
+
+/// Makes every unpaid order that is there now overdue within so many milliseconds, at random.
+async fn rush_expiry(ground: &Ground, round: &Round, within_ms: i32) -> anyhow::Result<Vec<OrderFact>> {
+    let soon = "UPDATE orders SET pay_before = clock_timestamp() + random() * $2 * interval '1 millisecond'
+        WHERE sale_id = $1 AND status = 'created'";
+    sqlx::query(soon).bind(round.sale.get()).bind(within_ms).execute(ground.ledger.pool()).await?;
+    let ledger = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+    Ok(ledger.orders.into_iter().filter(|order| order.status == OrderStatus::Created).collect())
+}
+
+fn caller(ground: &Ground, user: &UserId) -> anyhow::Result<Caller> {
+    Ok(Caller { authorization: Some(ground.tokens.header(user, false)?), ..Caller::default() })
+}
+
+/// Asks for the same move of many orders at once, and counts those that were granted.
+async fn moved(ground: &Ground, orders: &[OrderFact], what: &str) -> anyhow::Result<Vec<OrderFact>> {
+    let mut asked = JoinSet::new();
+    for (node, order) in orders.iter().enumerate() {
+        let (client, caller, order) = (Arc::clone(&ground.client), caller(ground, &order.user)?, order.clone());
+        let path: Uri = format!("/api/v1/orders/{}/{what}", order.id).parse()?;
+        asked.spawn(async move {
+            let reply = client.send(node, Method::POST, &path, &caller, Bytes::new()).await;
+            reply.is_ok_and(|reply| reply.status == 200).then_some(order)
+        });
+    }
+    Ok(asked.join_all().await.into_iter().flatten().collect())
+}
+
+/// Who was told that the order is paid holds a paid order, now and later.
+async fn pay_against_expiry(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let (mut paid, mut tried) = (Vec::new(), 0);
+    for _ in 0..4 {
+        let open = rush_expiry(ground, round, 400).await?;
+        tried += open.len();
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        paid.append(&mut moved(ground, &open, "pay").await?);
+        round.until_sold(20).await?;
+    }
+    let ledger = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+    for told in &paid {
+        let row = ledger.orders.iter().find(|order| order.id == told.id);
+        ensure!(row.is_some_and(|row| row.status == OrderStatus::Paid), "order {} was paid, and is {row:?}", told.id);
+    }
+    let expired = ledger.orders.iter().filter(|order| order.status == OrderStatus::Expired).count();
+    Ok(Figures::from_iter([
+        ("tried".to_owned(), tried.into()),
+        ("paid".to_owned(), paid.len().into()),
+        ("expired".to_owned(), expired.into()),
+    ]))
+}
+
+async fn cancel_and_expire(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let mut cancelled = 0;
+    for _ in 0..4 {
+        let open = rush_expiry(ground, round, 400).await?;
+        cancelled += moved(ground, &open, "cancel").await?.len();
+        round.until_sold(20).await?;
+    }
+    Ok(Figures::from_iter([("cancelled".to_owned(), cancelled.into())]))
+}
+
+async fn added_stock(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    const UNITS: i64 = 40;
+    let path: Uri = format!("/admin/v1/sales/{}/stock", round.sale).parse()?;
+    let before = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.total;
+    let impatient =
+        Client::new(&ground.stage.urls, Limits { response: Duration::from_millis(1), ..Limits::default() })?;
+    let operator = Caller {
+        authorization: Some(ground.tokens.header(&"operator".parse()?, true)?),
+        idempotency_key: Some(HeaderValue::from_static("more")),
+        ..Caller::default()
+    };
+    let body = Bytes::from(format!(r#"{{"add":{UNITS}}}"#));
+    let mut lost = 0;
+    for node in 0..4 {
+        let first = impatient.send(node, Method::POST, &path, &operator, body.clone()).await;
+        lost += u64::from(first.is_err());
+    }
+    for node in 0..2 {
+        let reply = ground.client.send(node, Method::POST, &path, &operator, body.clone()).await?;
+        ensure!(reply.status == 200, "adding stock: {} {}", reply.status, String::from_utf8_lossy(&reply.body));
+    }
+    let after = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.total;
+    ensure!(after == before + UNITS, "{UNITS} units were added to {before}, and there are {after}");
+    Ok(Figures::from_iter([("answers_lost".to_owned(), lost.into()), ("added".to_owned(), UNITS.into())]))
+}

@@ -1,0 +1,167 @@
+//! A Redis that dies, stops, forgets, answers nobody, or comes back as it was some time ago.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use redis::AsyncCommands;
+use seckill::domain::SaleId;
+use seckill::stock::keys;
+use tokio::time::sleep;
+
+use super::entry::AT_RISK;
+use super::ground::Ground;
+use super::round::{Round, Wish, ms};
+use super::{Fault, Figures};
+
+/// How long Redis is away where being away is the fault.
+const AWAY: Duration = Duration::from_secs(2);
+
+pub const FAULTS: &[Fault] = &[
+    Fault::new("redis-kill-restart", "kill -9 of Redis, and it comes back from its file", |g, r| {
+        Box::pin(crash_and_return(g, r))
+    })
+    .quick(),
+    Fault::new("redis-pause", "Redis accepts connections and answers nothing for 2 s", |g, r| Box::pin(pause(g, r))),
+    Fault::new("redis-replies-dropped", "Redis acts for 2 s and one node and the relay never learn of it", |g, r| {
+        Box::pin(replies_dropped(g, r))
+    }),
+    Fault::new("redis-script-flush", "the scripts are forgotten in mid-sale, five times", |g, r| {
+        Box::pin(script_flush(g, r))
+    }),
+    Fault::new("redis-empty-restart", "Redis comes back with nothing", |g, r| Box::pin(empty_restart(g, r)))
+        .loses_data(),
+    Fault::new("redis-flushall-same-process", "Redis forgets everything and goes on", |g, r| Box::pin(flushall(g, r)))
+        .loses_data()
+        .quick(),
+    Fault::new("redis-stale-replica", "Redis comes back as it was 100 purchases ago", |g, r| {
+        Box::pin(stale_replica(g, r))
+    })
+    .loses_data(),
+    Fault::new(
+        "relay-stopped-across-a-rebuild",
+        "the relay stops with orders in hand, Redis forgets, the relay goes on",
+        |g, r| Box::pin(relay_stopped(g, r)),
+    )
+    .loses_data(),
+    Fault::new("node-cut-off-from-redis", "one node sells from the reserve while the other one sells on", |g, r| {
+        Box::pin(node_cut_off(g, r))
+    })
+    .with(Wish::WITH_RESERVE),
+];
+
+/// Kills Redis, starts it on what it has, and measures until somebody buys again.
+pub async fn crash_and_return(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    ground.sandbox().redis().kill()?;
+    come_back(ground, round).await
+}
+
+async fn come_back(ground: &Ground, round: &Round) -> anyhow::Result<Figures> {
+    let gone = Instant::now();
+    ground.sandbox().redis().restart().await?;
+    let answering = gone.elapsed();
+    // More than the answers that were still on their way when it died.
+    round.until_sold(5).await?;
+    Ok(Figures::from_iter([
+        ("redis_answers_ms".to_owned(), ms(answering)),
+        ("selling_again_ms".to_owned(), ms(gone.elapsed())),
+    ]))
+}
+
+async fn pause(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    ground.sandbox().redis().pause()?;
+    sleep(AWAY).await;
+    ground.sandbox().redis().resume()?;
+    Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(round.until_sold(5).await?))]))
+}
+
+async fn replies_dropped(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let proxy = ground.sandbox().redis().proxy()?;
+    proxy.drop_replies().await;
+    sleep(AWAY).await;
+    proxy.heal().await;
+    Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(round.until_sold(5).await?))]))
+}
+
+async fn script_flush(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let mut redis = ground.redis().await?;
+    for _ in 0..5 {
+        redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await?;
+        round.until_sold(20).await?;
+    }
+    Ok(Figures::new())
+}
+
+/// Forgets everything, and says how many orders of the sale were not known to be in Kafka at that moment.
+async fn forget(ground: &Ground, sale: SaleId) -> anyhow::Result<u64> {
+    let mut redis = ground.redis().await?;
+    let mut both = redis::pipe();
+    both.atomic().cmd("XLEN").arg(keys::outbox(sale)).cmd("FLUSHALL").arg("SYNC").ignore();
+    let (waiting,): (u64,) = both.query_async(&mut redis).await?;
+    Ok(waiting)
+}
+
+async fn empty_restart(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let at_risk = forget(ground, round.sale).await?;
+    let mut figures = crash_and_return(ground, round).await?;
+    figures.insert(AT_RISK.to_owned(), at_risk.into());
+    Ok(figures)
+}
+
+async fn flushall(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let at_risk = forget(ground, round.sale).await?;
+    let selling = round.until_sold(5).await?;
+    Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(selling)), (AT_RISK.to_owned(), at_risk.into())]))
+}
+
+async fn stale_replica(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let file = ground.sandbox().folder().join("redis").join("appendonlydir");
+    let older = ground.sandbox().folder().join("redis-as-it-was");
+    copy(&file, &older)?;
+    round.until_sold(100).await?;
+    let mut redis = ground.redis().await?;
+    // Nothing is accepted between the count and the end.
+    redis::cmd("CLIENT").arg("PAUSE").arg(60_000).arg("WRITE").exec_async(&mut redis).await?;
+    let at_risk: u64 = redis.xlen(keys::outbox(round.sale)).await?;
+    ground.sandbox().redis().kill()?;
+    fs::remove_dir_all(&file)?;
+    fs::rename(&older, &file)?;
+    let mut figures = come_back(ground, round).await?;
+    figures.insert(AT_RISK.to_owned(), at_risk.into());
+    Ok(figures)
+}
+
+/// A folder of files. The newest of them may grow meanwhile: Redis reads what is complete of it.
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir(to)?;
+    for file in fs::read_dir(from).with_context(|| format!("no {}", from.display()))? {
+        let file = file?;
+        fs::copy(file.path(), to.join(file.file_name()))?;
+    }
+    Ok(())
+}
+
+async fn relay_stopped(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    ground.stage.part("relay")?.pause()?;
+    round.until_sold(50).await?;
+    let at_risk = forget(ground, round.sale).await?;
+    // The rebuild waits for the relay until that counts as dead.
+    let selling = round.until_sold(20).await?;
+    ground.stage.part("relay")?.resume()?;
+    round.until_sold(20).await?;
+    Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(selling)), (AT_RISK.to_owned(), at_risk.into())]))
+}
+
+async fn node_cut_off(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let proxy = ground.sandbox().redis().proxy()?;
+    proxy.cut().await;
+    let selling = round.until_sold(50).await?;
+    sleep(AWAY).await;
+    let row = ground.ledger.stock(round.sale).await?.context("the ledger forgot the sale")?;
+    proxy.heal().await;
+    Ok(Figures::from_iter([
+        ("50_sold_in_ms".to_owned(), ms(selling)),
+        ("sold_from_reserve".to_owned(), (i64::from(round.reserve) - i64::from(row.reserve)).into()),
+    ]))
+}

@@ -1,0 +1,128 @@
+//! One sale under load, while something happens to it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use seckill::domain::SaleId;
+use seckill::drive::buyers::{Crowd, Temper};
+use seckill::drive::demand::{Demand, Plan, Shape};
+use seckill::drive::operator::{Offer, OnSale, Operator};
+use seckill::drive::record::ClientRecord;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use super::ground::Ground;
+
+/// How long anything may take that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+/// From the call to the start of the sale. Nodes look for news once a second; a busy machine may need the longer one.
+const NOTICES: [Duration; 2] = [Duration::from_millis(2_200), Duration::from_secs(8)];
+
+/// What kind of sale a fault wants.
+#[derive(Clone, Copy)]
+pub struct Wish {
+    pub stock: u32,
+    pub reserve: u32,
+    pub buyers: u32,
+    pub window: Duration,
+}
+
+impl Wish {
+    /// More buyers than units, so that whatever stays unsold is a fault.
+    pub const USUAL: Self = Self { stock: 500, reserve: 0, buyers: 800, window: Duration::from_secs(5) };
+    /// More units than buyers: where orders close, units come back when their buyers have gone.
+    pub const PLENTY: Self = Self { stock: 5_000, ..Self::USUAL };
+    pub const WITH_RESERVE: Self = Self { reserve: 60, ..Self::USUAL };
+}
+
+/// A sale that is under way.
+pub struct Round {
+    pub sale: SaleId,
+    /// Units that the sale began with outside of Redis.
+    pub reserve: u32,
+    pub start: Instant,
+    pub plan: Arc<Plan>,
+    crowd: Arc<Crowd>,
+    buying: JoinHandle<()>,
+}
+
+impl Round {
+    /// Puts a sale on and lets buyers loose, and returns once they buy.
+    pub async fn begin(ground: &Ground, wish: &Wish, seed: u64) -> anyhow::Result<Self> {
+        let demand = Demand {
+            buyers: wish.buyers,
+            window: wish.window,
+            shape: Shape::Steady,
+            early: 0.0,
+            seed,
+            ..Demand::default()
+        };
+        let plan = Arc::new(Plan::draw(&demand, &ground.tokens)?);
+        let OnSale { id, start } = match open(ground, wish, NOTICES[0]).await {
+            Ok(on_sale) => on_sale,
+            Err(_) => open(ground, wish, NOTICES[1]).await?,
+        };
+        let temper = Temper { in_flight: 64, patience: PATIENCE, ..Temper::default() };
+        let crowd = Crowd::new(Arc::clone(&ground.client), Arc::clone(&plan), id, start, temper)?;
+        let buyers = Arc::clone(&crowd);
+        let buying = tokio::spawn(async move { buyers.run().await });
+        let round = Self { sale: id, reserve: wish.reserve, start, plan, crowd, buying };
+        round.until_sold(50).await?;
+        Ok(round)
+    }
+
+    /// Purchases that were answered 202 so far.
+    pub fn accepted(&self) -> u64 {
+        self.crowd.recorder.tally.accepted.load(Relaxed)
+    }
+
+    /// Waits until so many more purchases are accepted than now, and says for how long.
+    pub async fn until_sold(&self, more: u64) -> anyhow::Result<Duration> {
+        let (from, begun) = (self.accepted(), Instant::now());
+        while self.accepted() < from + more {
+            if begun.elapsed() > PATIENCE {
+                bail!("nothing is sold: {} accepted, {more} more expected", self.accepted());
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        Ok(begun.elapsed())
+    }
+
+    /// Waits until every buyer knows or gave up, and answers with what they were told.
+    pub async fn end(self) -> anyhow::Result<(SaleId, Arc<Plan>, ClientRecord)> {
+        self.buying.await.context("the buyers")?;
+        let record = self.crowd.into_record().context("a buyer is still at it")?;
+        Ok((self.sale, self.plan, record))
+    }
+}
+
+async fn open(ground: &Ground, wish: &Wish, notice: Duration) -> anyhow::Result<OnSale> {
+    let offer = Offer {
+        name: "drill".to_owned(),
+        stock: wish.stock,
+        reserve: wish.reserve,
+        max_quantity: 1,
+        starts_in: notice,
+        lasts: Duration::from_secs(24 * 3600),
+    };
+    Operator::new(&ground.client, &ground.tokens)?.open(&offer).await
+}
+
+/// Waits until something is so.
+pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    while !is_so().await {
+        if begun.elapsed() > PATIENCE {
+            bail!("it is not so after {PATIENCE:?}: {what}");
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+    Ok(())
+}
+
+/// Whole milliseconds, for a figure.
+pub fn ms(duration: Duration) -> serde_json::Value {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).into()
+}
