@@ -2,10 +2,16 @@
 
 mod support;
 
+use std::time::Duration;
+
 use seckill::app::Roles;
+use secrecy::ExposeSecret;
+use sqlx::PgPool;
 use support::http::Connection;
 use support::service::{PATIENCE, Running, settings};
 use support::wait_until;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 #[tokio::test]
 async fn a_purchase_becomes_a_row_that_its_buyer_can_read() {
@@ -82,4 +88,42 @@ async fn added_stock_lowers_the_flag_of_every_node_and_sells_exactly_that_much_m
     one.settle(sale.id).await;
     two.stop().await;
     one.stop().await;
+}
+
+/// Those who watch their orders wait for each other, not the operator or the other buyers for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_that_watches_its_orders_leaves_the_ledger_to_others() {
+    let shop = Running::start(&settings("watchers").await, Roles::ALL).await;
+    let sale = shop.open_sale(1).await;
+    let token = shop.token("ann");
+    let mut http = Connection::open(shop.address()).await;
+    let bought = http.buy(sale.id, &token, &[]).await;
+    let order = bought.json()["order_id"].as_str().expect("an order").to_owned();
+    shop.settle(sale.id).await;
+    let mut watchers = Vec::new();
+    for _ in 0..50 {
+        let mut stream = TcpStream::connect(shop.address()).await.expect("a connection");
+        let request = format!(
+            "GET /api/v1/orders/{order}/events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.expect("a request");
+        assert!(stream.read(&mut [0; 4096]).await.expect("an event") > 0);
+        watchers.push(stream);
+    }
+    // Whoever looks at an order now waits.
+    let outside = PgPool::connect(shop.settings.postgres.url.expose_secret()).await.expect("PostgreSQL");
+    let mut held = outside.begin().await.expect("a transaction");
+    sqlx::query("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE").execute(&mut *held).await.expect("a lock");
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'orders'::regclass";
+    wait_until("watchers wait", PATIENCE, async || {
+        sqlx::query_scalar::<_, i64>(waiting).fetch_one(&outside).await.expect("a count") >= 2
+    })
+    .await;
+    for _ in 0..5 {
+        assert!(shop.service.ledger.stock(sale.id).await.is_ok(), "there is a connection for the operator");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    held.rollback().await.expect("a rollback");
+    drop(watchers);
+    shop.stop().await;
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use actix_web::web::Bytes;
 use actix_web::{HttpRequest, HttpResponse, web};
 use futures_util::stream;
+use tokio::sync::Semaphore;
 
 use super::Api;
 use super::caller;
@@ -12,6 +13,9 @@ use super::orders::{self, OrderView};
 use super::problem::{Code, Problem};
 use crate::domain::{OrderId, UserId};
 
+/// Looks of all streams at a time. Each takes a connection to the ledger, and the rest of the pool is for others: with
+/// more streams than this can serve, news comes later, and nobody else waits.
+static LOOKS: Semaphore = Semaphore::const_new(2);
 /// How often the order is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// After how many looks without a change a comment keeps the connection open.
@@ -45,6 +49,12 @@ pub async fn stream(
 }
 
 impl Watching {
+    async fn look(&self) -> Result<OrderView, Problem> {
+        // Never closed; without a permit it would only be less polite.
+        let _turn = LOOKS.acquire().await;
+        orders::find(&self.api, &self.user, self.id).await
+    }
+
     /// The next event, and the watch unless that was the last one.
     async fn next(mut self) -> (Bytes, Option<Self>) {
         for look in 0..COMMENT_AFTER {
@@ -52,7 +62,7 @@ impl Watching {
             if look > 0 || self.last.is_some() {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
-            let Ok(order) = orders::find(&self.api, &self.user, self.id).await else {
+            let Ok(order) = self.look().await else {
                 continue;
             };
             if self.last.as_ref() != Some(&order) {
