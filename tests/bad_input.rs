@@ -92,8 +92,10 @@ async fn bad_bodies_and_headers_are_refused_each_with_its_problem() {
     let metrics = http.send("GET", "/metrics", &[], "").await.text;
     let line = r#"seckill_http_requests_total{code="method_not_allowed",route="purchase",status="4xx"} 1"#;
     assert!(metrics.contains(line), "{metrics}");
-    let answer = http.send("GET", "/nowhere", &[], "").await;
-    assert_problem(&answer, 404, "not_found", "/nowhere");
+    for path in ["/nowhere", "/api/v1/nowhere", "/api/v1/sales/1/purchases/", "/admin/v1/"] {
+        let answer = http.send("GET", path, &[], "").await;
+        assert_problem(&answer, 404, "not_found", path);
+    }
 
     assert_eq!(state(&running, sale).await, before, "nothing was touched");
     running.stop().await;

@@ -80,6 +80,7 @@ pub struct Api {
 pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
     let resource = |name, path, handlers: fn(Resource) -> Resource| measured.resource(name, path, handlers);
     let buyers = web::scope("/api/v1")
+        .default_service(web::to(operations::no_such_route))
         .service(resource("sales", "/sales", |r| r.get(sales::list)))
         .service(resource("sale", "/sales/{sale}", |r| r.get(sales::one)))
         .service(resource("purchase", "/sales/{sale}/purchases", |r| r.post(purchases::purchase)))
@@ -90,6 +91,7 @@ pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
         .service(resource("pay", "/orders/{order}/pay", |r| r.post(moves::pay)))
         .service(resource("cancel", "/orders/{order}/cancel", |r| r.post(moves::cancel)));
     let operators = web::scope("/admin/v1")
+        .default_service(web::to(operations::no_such_route))
         .service(resource("admin_sales", "/sales", |r| r.post(admin::create)))
         .service(resource("admin_sale", "/sales/{sale}", |r| r.patch(admin::change)))
         .service(resource("admin_stock", "/sales/{sale}/stock", |r| r.post(admin::add_stock)))
