@@ -33,7 +33,6 @@ pub struct Ground {
 fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
     // A drill is about what a restart may cost.
     settings.redis.trust_restart = false;
-    settings.redis.response_timeout_ms = 500;
     settings.kafka.delivery_timeout_ms = 3_000;
     settings.kafka.session_timeout_ms = 2_000;
     settings.outbox.block_ms = 500;
