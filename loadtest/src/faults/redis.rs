@@ -94,7 +94,7 @@ async fn script_flush(ground: &mut Ground, round: &Round) -> anyhow::Result<Figu
 }
 
 /// Forgets everything, and says how many orders of the sale were not known to be in Kafka at that moment.
-async fn forget(ground: &Ground, sale: SaleId) -> anyhow::Result<u64> {
+pub async fn forget(ground: &Ground, sale: SaleId) -> anyhow::Result<u64> {
     let mut redis = ground.redis().await?;
     let mut both = redis::pipe();
     both.atomic().cmd("XLEN").arg(keys::outbox(sale)).cmd("FLUSHALL").arg("SYNC").ignore();
