@@ -8,7 +8,6 @@ use seckill::outbox::message::decode;
 use seckill::stock::keys;
 use serde_json::json;
 
-use super::entry::AT_RISK;
 use super::ground::Ground;
 use super::redis::forget;
 use super::round::{Round, until};
@@ -46,9 +45,8 @@ async fn twice(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     Ok(sent(topic::write(&ground.stage.settings.kafka, messages).await?))
 }
 
-/// What waits for the relay, newest first, as the relay would send it.
-async fn waiting(ground: &Ground, sale: SaleId) -> anyhow::Result<Vec<Sent>> {
-    let waiting: StreamRangeReply = ground.redis().await?.xrange_all(keys::outbox(sale)).await?;
+/// What an outbox holds, newest first, as the relay would send it.
+fn letters_of(waiting: StreamRangeReply, sale: SaleId) -> anyhow::Result<Vec<Sent>> {
     let mut messages = Vec::new();
     for entry in waiting.ids.into_iter().rev() {
         let field = |name: &str| entry.get::<String>(name);
@@ -70,7 +68,8 @@ async fn waiting(ground: &Ground, sale: SaleId) -> anyhow::Result<Vec<Sent>> {
 async fn out_of_order(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     ground.stage.part("relay")?.pause()?;
     round.until_sold(50).await?;
-    let messages = waiting(ground, round.sale).await?;
+    let waiting = ground.redis().await?.xrange_all(keys::outbox(round.sale)).await?;
+    let messages = letters_of(waiting, round.sale)?;
     let count = topic::write(&ground.stage.settings.kafka, messages).await?;
     ground.stage.part("relay")?.resume()?;
     Ok(sent(count))
@@ -95,13 +94,12 @@ async fn garbage(ground: &mut Ground, _: &Round) -> anyhow::Result<Figures> {
 async fn older_generation(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     ground.stage.part("relay")?.pause()?;
     round.until_sold(50).await?;
-    let mut letters = waiting(ground, round.sale).await?;
-    let at_risk = forget(ground, round.sale).await?;
-    round.until_sold(20).await?;
+    let lost = forget(ground, round.sale).await?;
+    let mut figures = lost.until_rebuilt(ground, round).await?;
+    let mut letters = letters_of(lost.waiting, round.sale)?;
     letters.extend(messages_of(ground, round.sale).await?);
     let count = topic::write(&ground.stage.settings.kafka, letters).await?;
     ground.stage.part("relay")?.resume()?;
-    let mut figures = sent(count);
-    figures.insert(AT_RISK.to_owned(), at_risk.into());
+    figures.append(&mut sent(count));
     Ok(figures)
 }
