@@ -271,6 +271,28 @@ async fn a_ledger_slower_than_the_poll_interval_costs_no_membership_and_no_order
     assert!(ledger.rows().values().all(|&times| times == 1));
 }
 
+/// failure mode 25: the consumer silently stops. A pause survives in librdkafka what it was meant for: it ends in the
+/// middle of a rebalance, when there is nothing to resume.
+#[tokio::test]
+async fn a_pause_that_ends_in_the_middle_of_a_rebalance_leaves_no_partition_unread() {
+    let mut settings = settings(shared().await.unwrap(), "consumer_sticky").await;
+    settings.consumer.batch = 10;
+    let (ledger, mut batches) = Counting::new(0, Semaphore::MAX_PERMITS);
+    let first = Running::start(&settings, ledger.clone());
+    publish_orders(&settings, &orders(sale(1), 0..100)).await;
+    batches.recv().await.unwrap();
+    wait_until("reading pauses", SOON, || async { first.metric("paused") == 1.0 }).await;
+    let second = Running::start(&settings, Counting { before: Arc::new(Semaphore::new(1_000)), ..ledger.clone() });
+    wait_until("the partitions are taken away", SOON, || async { first.metric("rebalances_total") > 0.0 }).await;
+    // The rebalance waits for the batch in hand.
+    ledger.before.add_permits(1_000);
+    second.stop().await;
+    publish_orders(&settings, &orders(sale(1), 100..200)).await;
+    settled(&settings).await;
+    first.stop().await;
+    assert_eq!(ledger.rows().len(), 200);
+}
+
 #[tokio::test]
 async fn a_stop_finishes_the_batch_in_hand_commits_it_and_leaves_the_rest() {
     let mut settings = settings(shared().await.unwrap(), "consumer_stop").await;

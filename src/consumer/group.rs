@@ -135,6 +135,11 @@ impl ConsumerContext for Group {
             self.state().await_writer(HANDOVER);
             self.commit(consumer, CommitMode::Sync);
         }
+        // librdkafka remembers a pause beyond the assignment. Between two assignments there is nothing to resume, and a
+        // partition that comes back paused would never be read again.
+        if let Err(error) = consumer.resume(partitions) {
+            debug!(%error, "cannot resume");
+        }
         let mut state = self.state();
         state.assignment += 1;
         state.written.clear();

@@ -31,8 +31,6 @@ pub struct Ground {
 
 /// Every time limit as short as the others allow, so that a fault is over in seconds; and the ways that can be cut.
 fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
-    // A drill is about what a restart may cost.
-    settings.redis.response_timeout_ms = 500;
     settings.kafka.delivery_timeout_ms = 3_000;
     settings.kafka.session_timeout_ms = 2_000;
     settings.outbox.block_ms = 500;

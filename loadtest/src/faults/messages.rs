@@ -3,13 +3,13 @@
 use anyhow::{Context, ensure};
 use redis::AsyncCommands;
 use redis::streams::StreamRangeReply;
-use seckill::domain::{OrderId, OrderMessage, SaleId};
-use seckill::outbox::message::{decode, encode};
+use seckill::domain::SaleId;
+use seckill::outbox::message::decode;
 use seckill::stock::keys;
 use serde_json::json;
 
 use super::ground::Ground;
-use super::redis::crash_and_return;
+use super::redis::forget;
 use super::round::{Round, until};
 use super::topic::{self, Sent};
 use super::{Fault, Figures};
@@ -22,9 +22,10 @@ pub const FAULTS: &[Fault] = &[
     Fault::new("message-garbage", "bytes that are no order come between the orders", |g, r| Box::pin(garbage(g, r))),
     Fault::new(
         "dead-letters-of-an-older-generation-replayed",
-        "messages of a life before the rebuild come again, and some for the first time",
+        "orders that Redis forgot are replayed after the rebuild",
         |g, r| Box::pin(older_generation(g, r)),
-    ),
+    )
+    .loses_data(),
 ];
 
 /// The messages of one sale that are in Kafka now.
@@ -44,18 +45,15 @@ async fn twice(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     Ok(sent(topic::write(&ground.stage.settings.kafka, messages).await?))
 }
 
-/// While the relay stands still, what waits for it is sent by us, backwards; then it sends the same.
-async fn out_of_order(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    ground.stage.part("relay")?.pause()?;
-    round.until_sold(50).await?;
-    let waiting: StreamRangeReply = ground.redis().await?.xrange_all(keys::outbox(round.sale)).await?;
+/// What an outbox holds, newest first, as the relay would send it.
+fn letters_of(waiting: StreamRangeReply, sale: SaleId) -> anyhow::Result<Vec<Sent>> {
     let mut messages = Vec::new();
     for entry in waiting.ids.into_iter().rev() {
         let field = |name: &str| entry.get::<String>(name);
         let number = |name: &str| entry.get::<i64>(name);
         let order = field("order").context("an entry without an order")?;
         let payload = json!({
-            "v": 1, "order_id": order, "sale_id": round.sale, "user_id": field("user"),
+            "v": 1, "order_id": order, "sale_id": sale, "user_id": field("user"),
             "quantity": number("quantity"), "generation": number("generation"), "accepted_ms": number("accepted_ms"),
             "request_key": field("key"), "fingerprint": field("fingerprint"),
         });
@@ -63,6 +61,15 @@ async fn out_of_order(ground: &mut Ground, round: &Round) -> anyhow::Result<Figu
         messages.push((order.into_bytes(), payload.to_string().into_bytes()));
     }
     ensure!(messages.iter().all(|(_, payload)| decode(payload).is_ok()), "the drill's own messages make no sense");
+    Ok(messages)
+}
+
+/// While the relay stands still, what waits for it is sent by us, backwards; then it sends the same.
+async fn out_of_order(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    ground.stage.part("relay")?.pause()?;
+    round.until_sold(50).await?;
+    let waiting = ground.redis().await?.xrange_all(keys::outbox(round.sale)).await?;
+    let messages = letters_of(waiting, round.sale)?;
     let count = topic::write(&ground.stage.settings.kafka, messages).await?;
     ground.stage.part("relay")?.resume()?;
     Ok(sent(count))
@@ -82,23 +89,17 @@ async fn garbage(ground: &mut Ground, _: &Round) -> anyhow::Result<Figures> {
     Ok(sent(count))
 }
 
-/// Orders that nobody was promised, of the life that a rebuild has ended, and all that were.
+/// Orders were put aside, Redis forgot them, the sale was rebuilt without them, and then they are replayed: each
+/// becomes a row that says so, and takes no unit. What had its row already is replayed, too.
 async fn older_generation(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let mut messages = messages_of(ground, round.sale).await?;
-    let mut figures = crash_and_return(ground, round).await?;
-    for ghost in 0..20_u64 {
-        let order = OrderMessage {
-            id: OrderId::mint(round.sale, 1, ghost),
-            sale: round.sale,
-            user: format!("ghost-{ghost}").parse()?,
-            quantity: 1,
-            generation: 1,
-            accepted_ms: 1,
-            request: None,
-        };
-        messages.push((order.user.to_string().into_bytes(), encode(&order)));
-    }
-    let count = topic::write(&ground.stage.settings.kafka, messages).await?;
+    ground.stage.part("relay")?.pause()?;
+    round.until_sold(50).await?;
+    let lost = forget(ground, round.sale).await?;
+    let mut figures = lost.until_rebuilt(ground, round).await?;
+    let mut letters = letters_of(lost.waiting, round.sale)?;
+    letters.extend(messages_of(ground, round.sale).await?);
+    let count = topic::write(&ground.stage.settings.kafka, letters).await?;
+    ground.stage.part("relay")?.resume()?;
     figures.append(&mut sent(count));
     Ok(figures)
 }

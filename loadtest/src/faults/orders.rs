@@ -11,10 +11,14 @@ use seckill::domain::{OrderStatus, UserId};
 use seckill::drive::client::{Caller, Client, Limits};
 use seckill::promises::OrderFact;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use super::ground::Ground;
 use super::round::{Round, Wish};
 use super::{Fault, Figures};
+
+/// Time for others to buy, before the next rush.
+const BETWEEN: Duration = Duration::from_millis(300);
 
 pub const FAULTS: &[Fault] = &[
     Fault::new("pay-against-expiry", "orders are paid at the moment when they expire", |g, r| {
@@ -63,9 +67,9 @@ async fn pay_against_expiry(ground: &mut Ground, round: &Round) -> anyhow::Resul
     for _ in 0..4 {
         let open = rush_expiry(ground, round, 400).await?;
         tried += open.len();
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        sleep(Duration::from_millis(150)).await;
         paid.append(&mut moved(ground, &open, "pay").await?);
-        round.until_sold(20).await?;
+        sleep(BETWEEN).await;
     }
     let ledger = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
     for told in &paid {
@@ -85,7 +89,7 @@ async fn cancel_and_expire(ground: &mut Ground, round: &Round) -> anyhow::Result
     for _ in 0..4 {
         let open = rush_expiry(ground, round, 400).await?;
         cancelled += moved(ground, &open, "cancel").await?.len();
-        round.until_sold(20).await?;
+        sleep(BETWEEN).await;
     }
     Ok(Figures::from_iter([("cancelled".to_owned(), cancelled.into())]))
 }

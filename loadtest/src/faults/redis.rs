@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use redis::AsyncCommands;
+use redis::streams::StreamRangeReply;
 use seckill::domain::SaleId;
 use seckill::stock::keys;
 use tokio::time::sleep;
 
 use super::entry::AT_RISK;
 use super::ground::Ground;
-use super::round::{Round, Wish, ms};
+use super::round::{Round, Wish, ms, until};
 use super::{Fault, Figures};
 
 /// How long Redis is away where being away is the fault.
@@ -53,20 +54,30 @@ pub const FAULTS: &[Fault] = &[
 
 /// Kills Redis, starts it on what it has, and measures until somebody buys again.
 pub async fn crash_and_return(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let before = generation(ground, round.sale).await?;
     ground.sandbox().redis().kill()?;
-    come_back(ground, round).await
+    come_back(ground, round, before).await
 }
 
-async fn come_back(ground: &Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn come_back(ground: &Ground, round: &Round, before: i64) -> anyhow::Result<Figures> {
     let gone = Instant::now();
     ground.sandbox().redis().restart().await?;
-    let answering = gone.elapsed();
-    // More than the answers that were still on their way when it died.
+    let answering = ms(gone.elapsed());
+    let mut figures = until_rebuilt(ground, round, before, gone).await?;
+    figures.insert("redis_answers_ms".to_owned(), answering);
+    Ok(figures)
+}
+
+async fn generation(ground: &Ground, sale: SaleId) -> anyhow::Result<i64> {
+    Ok(ground.ledger.stock(sale).await?.context("the ledger forgot the sale")?.generation)
+}
+
+/// Waits until the sale sells in a new generation. An answer from before the loss may still come after it, so that
+/// answers alone do not tell.
+async fn until_rebuilt(ground: &Ground, round: &Round, before: i64, since: Instant) -> anyhow::Result<Figures> {
+    until("the sale is rebuilt", async || generation(ground, round.sale).await.is_ok_and(|now| now > before)).await?;
     round.until_sold(5).await?;
-    Ok(Figures::from_iter([
-        ("redis_answers_ms".to_owned(), ms(answering)),
-        ("selling_again_ms".to_owned(), ms(gone.elapsed())),
-    ]))
+    Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(since.elapsed()))]))
 }
 
 async fn pause(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
@@ -93,26 +104,43 @@ async fn script_flush(ground: &mut Ground, round: &Round) -> anyhow::Result<Figu
     Ok(Figures::new())
 }
 
-/// Forgets everything, and says how many orders of the sale were not known to be in Kafka at that moment.
-async fn forget(ground: &Ground, sale: SaleId) -> anyhow::Result<u64> {
+/// What a loss took with it.
+pub struct Lost {
+    /// The generation that it ended.
+    pub generation: i64,
+    /// The outbox at that instant: orders of which it is not certain that Kafka has them.
+    pub waiting: StreamRangeReply,
+    at: Instant,
+}
+
+impl Lost {
+    /// Waits until the sale sells again; the figures hold what was at risk.
+    pub async fn until_rebuilt(&self, ground: &Ground, round: &Round) -> anyhow::Result<Figures> {
+        let mut figures = until_rebuilt(ground, round, self.generation, self.at).await?;
+        figures.insert(AT_RISK.to_owned(), self.waiting.ids.len().into());
+        Ok(figures)
+    }
+}
+
+/// Makes Redis forget everything, and keeps the outbox of the sale as it was at that instant.
+pub async fn forget(ground: &Ground, sale: SaleId) -> anyhow::Result<Lost> {
     let mut redis = ground.redis().await?;
+    let generation = generation(ground, sale).await?;
     let mut both = redis::pipe();
-    both.atomic().cmd("XLEN").arg(keys::outbox(sale)).cmd("FLUSHALL").arg("SYNC").ignore();
-    let (waiting,): (u64,) = both.query_async(&mut redis).await?;
-    Ok(waiting)
+    both.atomic().xrange_all(keys::outbox(sale)).cmd("FLUSHALL").arg("SYNC").ignore();
+    let (waiting,) = both.query_async(&mut redis).await?;
+    Ok(Lost { generation, waiting, at: Instant::now() })
 }
 
 async fn empty_restart(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let at_risk = forget(ground, round.sale).await?;
-    let mut figures = crash_and_return(ground, round).await?;
-    figures.insert(AT_RISK.to_owned(), at_risk.into());
-    Ok(figures)
+    let lost = forget(ground, round.sale).await?;
+    ground.sandbox().redis().kill()?;
+    ground.sandbox().redis().restart().await?;
+    lost.until_rebuilt(ground, round).await
 }
 
 async fn flushall(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let at_risk = forget(ground, round.sale).await?;
-    let selling = round.until_sold(5).await?;
-    Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(selling)), (AT_RISK.to_owned(), at_risk.into())]))
+    forget(ground, round.sale).await?.until_rebuilt(ground, round).await
 }
 
 async fn stale_replica(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
@@ -120,6 +148,7 @@ async fn stale_replica(ground: &mut Ground, round: &Round) -> anyhow::Result<Fig
     let older = ground.sandbox().folder().join("redis-as-it-was");
     copy(&file, &older)?;
     round.until_sold(100).await?;
+    let before = generation(ground, round.sale).await?;
     let mut redis = ground.redis().await?;
     // Nothing is accepted between the count and the end.
     redis::cmd("CLIENT").arg("PAUSE").arg(60_000).arg("WRITE").exec_async(&mut redis).await?;
@@ -127,7 +156,7 @@ async fn stale_replica(ground: &mut Ground, round: &Round) -> anyhow::Result<Fig
     ground.sandbox().redis().kill()?;
     fs::remove_dir_all(&file)?;
     fs::rename(&older, &file)?;
-    let mut figures = come_back(ground, round).await?;
+    let mut figures = come_back(ground, round, before).await?;
     figures.insert(AT_RISK.to_owned(), at_risk.into());
     Ok(figures)
 }
@@ -145,12 +174,11 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
 async fn relay_stopped(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     ground.stage.part("relay")?.pause()?;
     round.until_sold(50).await?;
-    let at_risk = forget(ground, round.sale).await?;
-    // The rebuild waits for the relay until that counts as dead.
-    let selling = round.until_sold(20).await?;
+    let figures = forget(ground, round.sale).await?.until_rebuilt(ground, round).await?;
+    // Now it sends what it had in hand, which is of a life that is over.
     ground.stage.part("relay")?.resume()?;
     round.until_sold(20).await?;
-    Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(selling)), (AT_RISK.to_owned(), at_risk.into())]))
+    Ok(figures)
 }
 
 async fn node_cut_off(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {

@@ -27,11 +27,13 @@ pub struct Wish {
     pub reserve: u32,
     pub buyers: u32,
     pub window: Duration,
+    /// Share of buyers that send an Idempotency-Key.
+    pub keyed: f64,
 }
 
 impl Wish {
     /// More buyers than units, so that whatever stays unsold is a fault.
-    pub const USUAL: Self = Self { stock: 500, reserve: 0, buyers: 800, window: Duration::from_secs(5) };
+    pub const USUAL: Self = Self { stock: 500, reserve: 0, buyers: 800, window: Duration::from_secs(5), keyed: 0.1 };
     /// More units than buyers: where orders close, units come back when their buyers have gone.
     pub const PLENTY: Self = Self { stock: 5_000, ..Self::USUAL };
     pub const WITH_RESERVE: Self = Self { reserve: 60, ..Self::USUAL };
@@ -56,6 +58,7 @@ impl Round {
             window: wish.window,
             shape: Shape::Steady,
             early: 0.0,
+            keyed: wish.keyed,
             seed,
             ..Demand::default()
         };
