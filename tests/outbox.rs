@@ -441,6 +441,59 @@ async fn the_outbox_of_a_sale_that_is_over_is_emptied_before_its_relay_leaves_it
     assert_eq!(copies(&settings).await.len(), 10);
 }
 
+/// How many names the group of the relays holds.
+async fn names(redis: &mut MultiplexedConnection, sale: SaleId) -> usize {
+    let mut command = redis::cmd("XINFO");
+    command.arg("CONSUMERS").arg(keys::outbox(sale)).arg(RELAY_GROUP);
+    command.query_async::<Vec<redis::Value>>(redis).await.unwrap().len()
+}
+
+#[tokio::test]
+async fn a_relay_that_stops_takes_its_name_with_it_unless_it_leaves_entries() {
+    let settings = settings(shared().await.unwrap(), "relay_names").await;
+    let mut redis = redis(&settings).await;
+    append(&mut redis, &orders(sale(1), 0..5)).await;
+    for _ in 0..2 {
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(relay(&settings, &[sale(1)]).run(stop.clone()));
+        let probe = redis.clone();
+        wait_until("the relay has joined the group, and the outbox is empty", SOON, || {
+            let mut redis = probe.clone();
+            async move { length(&mut redis, sale(1)).await == 0 && names(&mut redis, sale(1)).await == 1 }
+        })
+        .await;
+        stop.cancel();
+        assert_eq!(running.await.unwrap(), 0);
+        assert_eq!(names(&mut redis, sale(1)).await, 0);
+    }
+
+    append(&mut redis, &orders(sale(1), 5..10)).await;
+    let mut cut_off = settings.clone();
+    cut_off.kafka.brokers = NOWHERE.to_owned();
+    cut_off.kafka.delivery_timeout_ms = 1000;
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(relay(&cut_off, &[sale(1)]).run(stop.clone()));
+    let probe = redis.clone();
+    wait_until("the entries are read", SOON, || {
+        let mut redis = probe.clone();
+        async move { pending(&mut redis, sale(1)).await == 5 }
+    })
+    .await;
+    stop.cancel();
+    assert_eq!(running.await.unwrap(), 5);
+    assert_eq!(
+        (names(&mut redis, sale(1)).await, pending(&mut redis, sale(1)).await),
+        (1, 5),
+        "they are its own still"
+    );
+
+    let leave = Script::new(include_str!("../lua/leave.lua"));
+    let mut call = leave.prepare_invoke();
+    let gone: u64 = call.key(keys::outbox(sale(2))).arg(RELAY_GROUP).arg("me").invoke_async(&mut redis).await.unwrap();
+    assert_eq!(gone, 0, "no stream, no group: nothing is made");
+    assert_eq!(length(&mut redis, sale(2)).await, 0);
+}
+
 /// Runs every branch of the script and answers what it said.
 async fn acknowledge(redis: &mut MultiplexedConnection, pairs: &[(&str, &str)]) -> (u64, u64, u64, u64) {
     let script = Script::new(include_str!("../lua/ack.lua"));
