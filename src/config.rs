@@ -297,8 +297,7 @@ mod tests {
         settings.consumer.batch = 600_000;
         settings.consumer.max_poll_ms = settings.kafka.session_timeout_ms - 1;
         let said = settings.validate().expect_err("out of range").to_string();
-        for name in
-            ["redis.retention_h", "outbox.batch", "kafka.partitions", "consumer.batch", "consumer.max_poll_ms"]
+        for name in ["redis.retention_h", "outbox.batch", "kafka.partitions", "consumer.batch", "consumer.max_poll_ms"]
         {
             assert!(said.contains(name), "{name} is not in: {said}");
         }

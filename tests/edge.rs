@@ -141,7 +141,8 @@ async fn a_node_has_few_streams_of_events_and_none_for_ever() {
     let end = tokio::time::timeout(PATIENCE, events.next()).await.expect("an end");
     assert_eq!(end, None, "the order is not final; the stream's time is over");
     let http = tokio::sync::Mutex::new(http);
-    wait_until("its place is free again", PATIENCE, async || http.lock().await.get(&path, &ann).await.status == 200).await;
+    wait_until("its place is free again", PATIENCE, async || http.lock().await.get(&path, &ann).await.status == 200)
+        .await;
     running.stop().await;
 }
 

@@ -325,7 +325,8 @@ async fn every_key_has_a_time_to_live(settings: &config::Redis) {
     let ttl: i64 = missing.redis.clone().ttl(keys::sale(missing.sale.id)).await.expect("a time to live");
     assert!(ttl > 0, "also the marker of a freeze");
     // An end in the past does not delete the orders that wait in the outbox.
-    let early = Sale { ends_at: OffsetDateTime::now_utc() - 2 * settings.retention(), revision: 2, ..shop.sale.clone() };
+    let early =
+        Sale { ends_at: OffsetDateTime::now_utc() - 2 * settings.retention(), revision: 2, ..shop.sale.clone() };
     assert_eq!(shop.stock.set_sale(&early).await.expect("an answer"), SaleCode::Changed);
     assert_eq!(shop.everything().await.3, 1, "the order is still there");
 }

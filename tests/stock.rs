@@ -166,7 +166,7 @@ async fn a_purchase_that_found_no_way_to_redis_was_not_tried() {
     .await;
 }
 
-/// A timeout is unknown, never no: the order may stand, and a retry under the same id finds out.
+/// A timeout is unknown, never no: the order may stand, and the same order sent once more finds out.
 #[tokio::test]
 async fn a_purchase_without_an_answer_is_unknown_and_its_retry_learns_the_truth() {
     let (sandbox, mut settings) = own().await;
