@@ -76,7 +76,7 @@ async fn without_scripts(settings: &Settings) -> Settings {
     settings
 }
 
-/// failure mode 14: the process dies between the send and the deletion.
+/// Known failure: the process dies between the send and the deletion.
 #[tokio::test]
 async fn a_relay_killed_after_publishing_and_before_deleting_makes_the_message_come_twice() {
     let settings = settings(shared().await.unwrap(), "relay_killed").await;
@@ -112,7 +112,7 @@ async fn after_an_error_a_relay_takes_up_its_own_entries_without_publishing_what
     assert!(copies.values().all(|&times| times == 1), "{copies:?}");
 }
 
-/// failure mode 21: a relay dies with entries pending and nobody claims them.
+/// Known failure: a relay dies with entries pending and nobody claims them.
 #[tokio::test]
 async fn entries_pending_at_a_dead_relay_are_claimed_and_delivered_by_another() {
     let settings = settings(shared().await.unwrap(), "relay_claims").await;
@@ -248,7 +248,7 @@ async fn an_outbox_with_orders_in_it_does_not_expire_while_kafka_is_away() {
     assert!(left > 3600, "{left} s");
 }
 
-/// failure mode 14: a broker that is down for a while. failure mode 17: what waits in the producer is not lost.
+/// Known failures: a broker that is down for a while, and what waits in the producer is lost.
 #[tokio::test]
 async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
     let own = Sandbox::start(Options::none().redis(RedisOptions::default()).kafka()).await.unwrap();
@@ -280,7 +280,7 @@ async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
     assert_eq!(copies(&settings).await.into_keys().collect::<BTreeSet<_>>(), expected);
 }
 
-/// failure mode 17: a stop with the broker down and letters unflushed.
+/// Known failure: a stop with the broker down and letters unflushed.
 #[tokio::test]
 async fn a_stop_without_kafka_ends_in_time_and_leaves_every_entry_in_the_stream() {
     let mut settings = settings(shared().await.unwrap(), "relay_stop_no_kafka").await;
@@ -329,7 +329,7 @@ async fn a_stop_under_load_leaves_every_entry_either_delivered_or_in_the_stream(
     assert_eq!(delivered.union(&left).copied().collect::<BTreeSet<_>>(), ids(&all));
 }
 
-/// failure mode 18: a full producer queue blocks an async worker.
+/// Known failure: a full producer queue blocks an async worker.
 #[tokio::test(flavor = "current_thread")]
 async fn a_full_producer_queue_does_not_stall_the_runtime() {
     let mut settings = settings(shared().await.unwrap(), "relay_full_queue").await;
@@ -368,7 +368,7 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
     assert_eq!(length(&mut redis, sale(1)).await, 500);
 }
 
-/// failure mode 19: the partition key is the sale, so one partition has all the work.
+/// Known failure: the partition key is the sale, so one partition has all the work.
 #[tokio::test]
 async fn orders_of_one_sale_spread_over_all_partitions() {
     let settings = settings(shared().await.unwrap(), "relay_partitions").await;
