@@ -11,7 +11,7 @@
 --    0  COLD           ''            this Redis cannot prove that it may sell at that generation
 --    1  ACCEPTED       ''            units taken, claim recorded, order in the outbox
 --    2  REPLAYED       order|units   the Idempotency-Key was used before, for the same body
---    3  RETRIED        units         this very order had been accepted already
+--    3  RETRIED        units         this very order had been accepted already: a node sent it once more
 --    4  ALREADY        order         the buyer holds another order
 --    5  SOLD_OUT       ''            no unit is left
 --    6  NOT_ENOUGH     remaining     some are left, fewer than asked for

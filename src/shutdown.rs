@@ -71,7 +71,7 @@ impl Stop {
         Self::default()
     }
 
-    /// Whether the node wants requests: what `/readyz` answers, together with its own checks.
+    /// Whether the node wants requests: what `/readyz` answers.
     pub fn is_ready(&self) -> bool {
         self.0.ready.load(Ordering::Acquire)
     }

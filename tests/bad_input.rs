@@ -245,7 +245,7 @@ async fn a_hundred_refusals_travel_over_one_connection() {
     running.stop().await;
 }
 
-/// Failure mode 81: a key belongs to its user and to its body.
+/// A key belongs to its user and to its body.
 #[tokio::test]
 async fn an_idempotency_key_gets_the_same_order_back_and_nobody_elses() {
     let settings = settings("keys").await;
@@ -276,7 +276,7 @@ async fn an_idempotency_key_gets_the_same_order_back_and_nobody_elses() {
     running.stop().await;
 }
 
-/// Failure mode 71: behind a proxy each client has its own limit, and nobody can pretend to be another.
+/// Behind a proxy each client has its own limit, and nobody can pretend to be another.
 #[tokio::test]
 async fn clients_behind_a_trusted_proxy_have_limits_of_their_own() {
     let mut settings = settings("proxy").await;

@@ -116,7 +116,7 @@ async fn settled(settings: &Settings) {
     wait_until("committed offsets reach the watermarks", SOON, || async { behind(settings).await == 0 }).await;
 }
 
-/// failure mode 30: a consumer on a fixed partition at the newest offset.
+/// Known failure: a consumer on a fixed partition at the newest offset.
 #[tokio::test]
 async fn orders_placed_before_the_first_consumer_started_become_rows() {
     let settings = settings(shared().await.unwrap(), "consumer_earliest").await;
@@ -137,7 +137,7 @@ async fn orders_placed_before_the_first_consumer_started_become_rows() {
     assert!(ledger.rows().values().all(|&times| times == 1), "what is committed does not come again");
 }
 
-/// failure mode 24: the offset is stored before the work is done, and a crash loses the order.
+/// Known failure: the offset is stored before the work is done, and a crash loses the order.
 #[tokio::test]
 async fn a_consumer_killed_before_the_rows_are_committed_leaves_the_orders_to_the_next() {
     let settings = settings(shared().await.unwrap(), "consumer_killed_before").await;
@@ -156,7 +156,7 @@ async fn a_consumer_killed_before_the_rows_are_committed_leaves_the_orders_to_th
     assert_eq!(ledger.rows().len(), 50);
 }
 
-/// failure mode 24, the other side: the rows are there and the offset is not.
+/// The other side: the rows are there and the offset is not.
 #[tokio::test]
 async fn a_consumer_killed_between_rows_and_offsets_makes_the_orders_come_again() {
     let settings = settings(shared().await.unwrap(), "consumer_killed_between").await;
@@ -177,7 +177,7 @@ async fn a_consumer_killed_between_rows_and_offsets_makes_the_orders_come_again(
     assert!(written.iter().all(|id| ledger.rows()[id] == 2));
 }
 
-/// failure mode 26: a poison message blocks a partition for ever.
+/// Known failure: a poison message blocks a partition for ever.
 #[tokio::test]
 async fn poison_goes_to_the_dead_letters_with_its_reason_and_the_good_order_behind_it_is_written() {
     let settings = settings(shared().await.unwrap(), "consumer_poison").await;
@@ -229,7 +229,7 @@ impl Record for Switched {
     }
 }
 
-/// failure mode 27: retries are exhausted, and the order is acknowledged and dropped.
+/// Known failure: retries are exhausted, and the order is acknowledged and dropped.
 #[tokio::test]
 async fn a_ledger_that_cannot_take_a_message_yet_is_waited_for_and_nothing_is_put_aside() {
     let settings = settings(shared().await.unwrap(), "consumer_ahead").await;
@@ -246,7 +246,7 @@ async fn a_ledger_that_cannot_take_a_message_yet_is_waited_for_and_nothing_is_pu
     assert_eq!(stored(&settings.kafka.brokers, &settings.kafka.dead_letter_topic).await.len(), 0);
 }
 
-/// failure mode 25: the poll interval is exceeded; the group rebalances, or the consumer silently stops.
+/// Known failure: the poll interval is exceeded; the group rebalances, or the consumer silently stops.
 #[tokio::test]
 async fn a_ledger_slower_than_the_poll_interval_costs_no_membership_and_no_order() {
     let mut settings = settings(shared().await.unwrap(), "consumer_slow").await;
@@ -339,7 +339,7 @@ async fn partitions_that_move_to_another_consumer_take_every_order_along() {
     assert!(ledger.rows().values().all(|&times| times == 1), "each hand-over commits first");
 }
 
-/// failure mode 27: the database is down for all tries.
+/// Known failure: the database is down for all tries.
 #[tokio::test]
 async fn postgresql_down_for_all_tries_loses_nothing_and_the_rows_come_when_it_is_back() {
     use seckill::catalogue::{Catalogue, NewSale};

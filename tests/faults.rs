@@ -186,7 +186,7 @@ async fn claimed(scene: &Scene, sale: SaleId) -> usize {
     view.map_or(0, |view| view.claims.len())
 }
 
-/// Failure modes 14 and 85: the broker is away for ten seconds of a sale. Nobody gets a 5xx, the sale goes on at once,
+/// The broker is away for ten seconds of a sale. Nobody gets a 5xx, the sale goes on at once,
 /// and everything ends up ordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kafka_down_for_ten_seconds_of_a_sale_costs_delay_and_nothing_else() {
@@ -225,7 +225,7 @@ async fn redis_killed_and_restarted_from_its_file_in_mid_sale_loses_nothing() {
 }
 
 /// SIGTERM of each role under load: it ends by itself and in order, another takes over, and nothing is lost.
-/// Failure mode 17: nothing that was queued in the process goes with it.
+/// Nothing that was queued in the process goes with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_of_each_role_under_load_loses_nothing() {
     let mut scene = Scene::set(2).await;
@@ -277,7 +277,7 @@ async fn sigkill_of_each_role_under_load_loses_nothing() {
     scene.assert_all_ordered(sale, &told).await;
 }
 
-/// Failure mode 70: refusing is cheaper than selling. No line per refusal, whatever the flood.
+/// Refusing is cheaper than selling. No line per refusal, whatever the flood.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_refusals_writes_no_log_lines() {
     let scene = Scene::set(1).await;

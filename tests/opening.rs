@@ -194,7 +194,7 @@ async fn opening_a_live_sale_again_overwrites_nothing() {
     assert_eq!(generation(&running, sale.id).await, 1);
 }
 
-/// Failure mode 8 and its kin: no start of any part warms a sale from its total.
+/// No start of any part warms a sale from its total.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_of_every_part_never_overwrites_a_live_sale() {
     let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");

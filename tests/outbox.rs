@@ -77,7 +77,7 @@ async fn without_scripts(settings: &Settings) -> Settings {
     settings
 }
 
-/// failure mode 14: the process dies between the send and the deletion.
+/// Known failure: the process dies between the send and the deletion.
 #[tokio::test]
 async fn a_relay_killed_after_publishing_and_before_deleting_makes_the_message_come_twice() {
     let settings = settings(shared().await.unwrap(), "relay_killed").await;
@@ -113,7 +113,7 @@ async fn after_an_error_a_relay_takes_up_its_own_entries_without_publishing_what
     assert!(copies.values().all(|&times| times == 1), "{copies:?}");
 }
 
-/// failure mode 21: a relay dies with entries pending and nobody claims them.
+/// Known failure: a relay dies with entries pending and nobody claims them.
 #[tokio::test]
 async fn entries_pending_at_a_dead_relay_are_claimed_and_delivered_by_another() {
     let settings = settings(shared().await.unwrap(), "relay_claims").await;
@@ -249,7 +249,7 @@ async fn an_outbox_with_orders_in_it_does_not_expire_while_kafka_is_away() {
     assert!(left > 3600, "{left} s");
 }
 
-/// failure mode 14: a broker that is down for a while. failure mode 17: what waits in the producer is not lost.
+/// Known failures: a broker that is down for a while, and what waits in the producer is lost.
 #[tokio::test]
 async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
     let own = Sandbox::start(Options::none().redis(RedisOptions::default()).kafka()).await.unwrap();
@@ -281,7 +281,7 @@ async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
     assert_eq!(copies(&settings).await.into_keys().collect::<BTreeSet<_>>(), expected);
 }
 
-/// failure mode 17: a stop with the broker down and letters unflushed.
+/// Known failure: a stop with the broker down and letters unflushed.
 #[tokio::test]
 async fn a_stop_without_kafka_ends_in_time_and_leaves_every_entry_in_the_stream() {
     let mut settings = settings(shared().await.unwrap(), "relay_stop_no_kafka").await;
@@ -330,7 +330,7 @@ async fn a_stop_under_load_leaves_every_entry_either_delivered_or_in_the_stream(
     assert_eq!(delivered.union(&left).copied().collect::<BTreeSet<_>>(), ids(&all));
 }
 
-/// failure mode 18: a full producer queue blocks an async worker.
+/// Known failure: a full producer queue blocks an async worker.
 #[tokio::test(flavor = "current_thread")]
 async fn a_full_producer_queue_does_not_stall_the_runtime() {
     let mut settings = settings(shared().await.unwrap(), "relay_full_queue").await;
@@ -369,7 +369,7 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
     assert_eq!(length(&mut redis, sale(1)).await, 500);
 }
 
-/// failure mode 19: the partition key is the sale, so one partition has all the work.
+/// Known failure: the partition key is the sale, so one partition has all the work.
 #[tokio::test]
 async fn orders_of_one_sale_spread_over_all_partitions() {
     let settings = settings(shared().await.unwrap(), "relay_partitions").await;
@@ -440,6 +440,59 @@ async fn the_outbox_of_a_sale_that_is_over_is_emptied_before_its_relay_leaves_it
     stop.cancel();
     assert_eq!(running.await.unwrap(), 0);
     assert_eq!(copies(&settings).await.len(), 10);
+}
+
+/// How many names the group of the relays holds.
+async fn names(redis: &mut MultiplexedConnection, sale: SaleId) -> usize {
+    let mut command = redis::cmd("XINFO");
+    command.arg("CONSUMERS").arg(keys::outbox(sale)).arg(RELAY_GROUP);
+    command.query_async::<Vec<redis::Value>>(redis).await.unwrap().len()
+}
+
+#[tokio::test]
+async fn a_relay_that_stops_takes_its_name_with_it_unless_it_leaves_entries() {
+    let settings = settings(shared().await.unwrap(), "relay_names").await;
+    let mut redis = redis(&settings).await;
+    append(&mut redis, &orders(sale(1), 0..5)).await;
+    for _ in 0..2 {
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(relay(&settings, &[sale(1)]).run(stop.clone()));
+        let probe = redis.clone();
+        wait_until("the relay has joined the group, and the outbox is empty", SOON, || {
+            let mut redis = probe.clone();
+            async move { length(&mut redis, sale(1)).await == 0 && names(&mut redis, sale(1)).await == 1 }
+        })
+        .await;
+        stop.cancel();
+        assert_eq!(running.await.unwrap(), 0);
+        assert_eq!(names(&mut redis, sale(1)).await, 0);
+    }
+
+    append(&mut redis, &orders(sale(1), 5..10)).await;
+    let mut cut_off = settings.clone();
+    cut_off.kafka.brokers = NOWHERE.to_owned();
+    cut_off.kafka.delivery_timeout_ms = 1000;
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(relay(&cut_off, &[sale(1)]).run(stop.clone()));
+    let probe = redis.clone();
+    wait_until("the entries are read", SOON, || {
+        let mut redis = probe.clone();
+        async move { pending(&mut redis, sale(1)).await == 5 }
+    })
+    .await;
+    stop.cancel();
+    assert_eq!(running.await.unwrap(), 5);
+    assert_eq!(
+        (names(&mut redis, sale(1)).await, pending(&mut redis, sale(1)).await),
+        (1, 5),
+        "they are its own still"
+    );
+
+    let leave = Script::new(include_str!("../lua/leave.lua"));
+    let mut call = leave.prepare_invoke();
+    let gone: u64 = call.key(keys::outbox(sale(2))).arg(RELAY_GROUP).arg("me").invoke_async(&mut redis).await.unwrap();
+    assert_eq!(gone, 0, "no stream, no group: nothing is made");
+    assert_eq!(length(&mut redis, sale(2)).await, 0);
 }
 
 /// Runs every branch of the script and answers what it said.

@@ -49,7 +49,7 @@ async fn a_purchase_becomes_a_row_that_its_buyer_can_read() {
     running.stop().await;
 }
 
-/// Failure modes 64 and 82: units that come back are seen by every node, and exactly they are sold.
+/// Units that come back are seen by every node, and exactly they are sold.
 #[tokio::test]
 async fn added_stock_lowers_the_flag_of_every_node_and_sells_exactly_that_much_more() {
     let settings = settings("added_stock").await;
@@ -90,7 +90,7 @@ async fn added_stock_lowers_the_flag_of_every_node_and_sells_exactly_that_much_m
     one.stop().await;
 }
 
-/// Failure mode 5, at the edge: too few for one buyer is not sold out for the next.
+/// At the edge: too few for one buyer is not sold out for the next.
 #[tokio::test]
 async fn a_unit_that_is_too_few_for_one_buyer_is_sold_to_the_next() {
     let settings = settings("too_few").await;

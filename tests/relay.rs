@@ -41,7 +41,7 @@ async fn drain(worker: &mut Worker, redis: &mut MultiplexedConnection) {
     }
 }
 
-/// failure mode 30, on the side of the stream: a group that begins at the newest entry.
+/// Known failure, on the side of the stream: a group that begins at the newest entry.
 #[tokio::test]
 async fn a_group_that_is_made_after_the_first_orders_begins_with_them() {
     let settings = settings("relay_group").await;

@@ -65,7 +65,7 @@ fn users(count: usize) -> Vec<String> {
     (0..count).map(|n| format!("u{n}")).collect()
 }
 
-/// Failure mode 35: a lock of one process would let each node sell the unit.
+/// A lock of one process would let each node sell the unit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_nodes_and_500_buyers_for_one_unit_end_in_one_order() {
     let (one, two) = two_nodes("one_unit").await;
@@ -77,7 +77,7 @@ async fn two_nodes_and_500_buyers_for_one_unit_end_in_one_order() {
     one.stop().await;
 }
 
-/// Failure mode 2: repeat clicks of one user burn no stock.
+/// Repeat clicks of one user burn no stock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_buyer_clicking_200_times_at_once_gets_one_order_and_leaves_the_rest_to_others() {
     let (one, two) = two_nodes("clicks").await;
@@ -94,7 +94,7 @@ async fn one_buyer_clicking_200_times_at_once_gets_one_order_and_leaves_the_rest
     one.stop().await;
 }
 
-/// Failure mode 3: off by one.
+/// Off by one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_units_and_100_buyers_end_in_exactly_ten_orders() {
     let (one, two) = two_nodes("ten_units").await;

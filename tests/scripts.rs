@@ -1,6 +1,6 @@
 //! Every branch of every script of the stock, on a plain Redis and on a node in cluster mode.
 //!
-//! On the cluster a key that is not passed in KEYS, or of another slot, is an error (failure modes 54 and 55).
+//! On the cluster a key that is not passed in KEYS, or of another slot, is an error.
 
 mod support;
 
@@ -117,7 +117,7 @@ async fn purchase_answers_a_repeat_before_everything_else(settings: &config::Red
 async fn purchase_is_cold_where_redis_cannot_prove_that_it_may_sell(settings: &config::Redis) {
     let missing = Shop::closed(settings, sale(1)).await;
     assert_eq!(missing.one(missing.purchase("ann")).await, Outcome::Cold);
-    assert!(missing.everything().await.0.is_empty(), "nothing is made by a purchase (failure mode 8)");
+    assert!(missing.everything().await.0.is_empty(), "nothing is made by a purchase");
 
     for (field, value) in [("frozen", "1"), ("home", "0000")] {
         let shop = Shop::open(settings, 1).await;

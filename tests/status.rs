@@ -221,7 +221,7 @@ async fn while_one_store_is_away_the_other_answers_only_for_what_it_knows() {
     scene.node.stop().await;
 }
 
-/// Failure mode 82, the other side: "sold out" would be a lie to a buyer who holds the last unit and was not told.
+/// "Sold out" would be a lie to a buyer who holds the last unit and was not told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_buyer_whose_answer_was_lost_passes_the_flag_and_hears_of_the_order() {
     let scene = Cuttable::start(500).await;

@@ -28,7 +28,7 @@ async fn own() -> (Sandbox, config::Redis) {
     (sandbox, settings)
 }
 
-/// Failure mode 5: more units asked for than are left.
+/// More units asked for than are left.
 #[tokio::test]
 async fn two_units_cannot_be_had_from_one() {
     let shop = Shop::open(&shared("two_of_one").await, 1).await;
@@ -37,7 +37,7 @@ async fn two_units_cannot_be_had_from_one() {
     assert_eq!(shop.remaining().await, 1);
 }
 
-/// Failure mode 66: a purchase before the start touches nothing. The clock is that of Redis.
+/// A purchase before the start touches nothing. The clock is that of Redis.
 #[tokio::test]
 async fn a_purchase_before_the_start_touches_no_stock() {
     let soon = OffsetDateTime::now_utc() + Duration::from_secs(600);
@@ -49,7 +49,7 @@ async fn a_purchase_before_the_start_touches_no_stock() {
     assert_eq!(shop.remaining().await, 5);
 }
 
-/// Failure mode 56: the script cache is emptied in mid-sale.
+/// The script cache is emptied in mid-sale.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_flush_in_mid_sale_costs_nobody_an_answer() {
     let shop = Shop::open(&shared("flush").await, 500).await;
@@ -66,7 +66,7 @@ async fn a_script_flush_in_mid_sale_costs_nobody_an_answer() {
     assert_eq!(shop.remaining().await, 0);
 }
 
-/// Failure mode 56, without mercy: the script cache is emptied over and over, also between any two commands of ours.
+/// Without mercy: the script cache is emptied over and over, also between any two commands of ours.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_script_flushes_costs_nobody_an_answer() {
     let (_sandbox, settings) = own().await;
@@ -86,7 +86,7 @@ async fn a_storm_of_script_flushes_costs_nobody_an_answer() {
     storm.abort();
 }
 
-/// Failure mode 60: an answer must not reach another's request when callers give up in the middle.
+/// An answer must not reach another's request when callers give up in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_that_give_up_do_not_mix_up_the_answers_of_the_others() {
     let shop = Shop::open(&shared("give_up").await, 2_000).await;
@@ -121,7 +121,7 @@ async fn a_purchase_whose_caller_is_gone_before_it_is_sent_is_not_sent() {
     assert_eq!(shop.remaining().await, 9);
 }
 
-/// Failure mode 61: the connection comes back by itself.
+/// The connection comes back by itself.
 #[tokio::test]
 async fn a_restarted_redis_is_used_again_without_a_restart_of_the_node() {
     let (sandbox, settings) = own().await;
@@ -150,7 +150,7 @@ async fn a_purchase_that_found_no_way_to_redis_was_not_tried() {
     .await;
 }
 
-/// A timeout is unknown, never no: the order may stand, and a retry under the same id finds out.
+/// A timeout is unknown, never no: the order may stand, and the same order sent once more finds out.
 #[tokio::test]
 async fn a_purchase_without_an_answer_is_unknown_and_its_retry_learns_the_truth() {
     let (sandbox, mut settings) = own().await;
@@ -186,7 +186,7 @@ async fn a_connection_that_fell_silent_is_replaced_and_the_node_sells_on() {
     assert!(is_accepted(&shop.stock.purchase(shop.sale.id, lost).await.outcome), "the retry is told the truth");
 }
 
-/// Failure mode 62: no id is ever part of a script's text.
+/// No id is ever part of a script's text.
 #[tokio::test]
 async fn the_number_of_cached_scripts_does_not_grow_with_the_number_of_sales() {
     let (_sandbox, settings) = own().await;

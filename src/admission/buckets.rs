@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(passed, 1_000);
     }
 
-    /// failure mode 73: the keyed governor map grows without bound.
+    /// Known failure: the keyed governor map grows without bound.
     #[test]
     fn five_million_keys_do_not_make_the_keyed_map_grow_without_bound() {
         let (buckets, clock, gauges) = buckets(5, 1, 10_000);

@@ -69,7 +69,7 @@ fn one_user_is_held_by_its_own_bucket_and_told_how_long() {
     assert_eq!(admission.admit(&caller(&ada, ip("198.51.100.1"))), Ok(()));
 }
 
-/// failure mode 71: a per-IP limiter behind a proxy is one bucket for all.
+/// Known failure: a per-IP limiter behind a proxy is one bucket for all.
 #[test]
 fn two_clients_behind_one_proxy_do_not_share_one_bucket_for_all() {
     let (admission, _) = admission(&settings());
@@ -83,7 +83,7 @@ fn two_clients_behind_one_proxy_do_not_share_one_bucket_for_all() {
     assert_eq!(admission.admit(&caller(&user("other"), from("198.51.100.2"))), Ok(()));
 }
 
-/// failure mode 75: INCR then EXPIRE in two calls blocks a user for ever when the process dies between them.
+/// Known failure: INCR then EXPIRE in two calls blocks a user for ever when the process dies between them.
 #[test]
 fn no_refusal_blocks_a_user_for_ever_because_buckets_refill_by_the_clock_alone() {
     let (admission, clock) = admission(&settings());
@@ -120,7 +120,7 @@ fn many_accounts_behind_one_address_do_not_drain_the_node() {
     assert!(limited(admission.admit(&caller(&user("one-more"), ip("198.51.100.3")))), "the node's own limit");
 }
 
-/// failure mode 73: the keyed governor map grows without bound.
+/// Known failure: the keyed governor map grows without bound.
 #[test]
 fn when_the_maps_are_full_newcomers_are_held_by_the_node_bucket_alone_and_counted() {
     let few = config::Admission { max_tracked: 10, node_per_second: 1, node_burst: 500, ..settings() };
@@ -136,7 +136,7 @@ fn when_the_maps_are_full_newcomers_are_held_by_the_node_bucket_alone_and_counte
     assert_eq!((admission.users.tracked(), admission.addresses.tracked()), (0, 0));
 }
 
-/// failure mode 76: a hidden path gives no protection if a bot can fetch it.
+/// Known failure: a hidden path gives no protection if a bot can fetch it.
 #[test]
 fn a_bot_that_can_fetch_the_challenge_still_has_to_work_for_each_account_and_is_rate_limited() {
     let (admission, clock) = admission(&settings());
@@ -161,7 +161,7 @@ fn a_bot_that_can_fetch_the_challenge_still_has_to_work_for_each_account_and_is_
     assert_eq!(admission.metrics.challenge.get(), 3);
 }
 
-/// failure mode 83: one global limiter key becomes the hot key.
+/// Known failure: one global limiter key becomes the hot key.
 #[test]
 fn no_global_limiter_key_becomes_the_hot_key_the_limits_hold_exactly_under_a_thousand_clients() {
     let (admission, _) = admission(&config::Admission { address_burst: 1_000, ..settings() });

@@ -78,7 +78,7 @@ pub struct Audit {
 pub async fn create(api: web::Data<Api>, request: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
     let body = caller::read(body)?;
     caller::operator(&api, &request)?;
-    let asked: CreateSale = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    let asked: CreateSale = caller::json_required(&request, &body)?;
     let new = NewSale {
         name: asked.name,
         price_cents: asked.price_cents,
@@ -103,7 +103,7 @@ pub async fn change(
     let body = caller::read(body)?;
     caller::operator(&api, &request)?;
     let id = sale_id(&path)?;
-    let asked: ChangeSale = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    let asked: ChangeSale = caller::json_required(&request, &body)?;
     let change = SaleChange { state: asked.state, starts_at: asked.starts_at, ends_at: asked.ends_at };
     let sale = api.operator.change(id, change).await.map_err(problem)?;
     Ok(HttpResponse::Ok().json(SaleView::new(&api, &sale)))
@@ -118,7 +118,7 @@ pub async fn add_stock(
     let body = caller::read(body)?;
     caller::operator(&api, &request)?;
     let id = sale_id(&path)?;
-    let asked: AddStock = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    let asked: AddStock = caller::json_required(&request, &body)?;
     if asked.add == 0 {
         return Err(Problem::invalid("add must be at least 1"));
     }
@@ -148,7 +148,7 @@ pub async fn block(
     let body = caller::read(body)?;
     caller::operator(&api, &request)?;
     let user = user_id(&path)?;
-    let asked: Block = caller::json(&request, Ok(body))?.unwrap_or_else(|| Block { reason: "not given".to_owned() });
+    let asked: Block = caller::json(&request, &body)?.unwrap_or_else(|| Block { reason: "not given".to_owned() });
     api.operator.block(&user, &asked.reason).await.map_err(problem)?;
     Ok(HttpResponse::NoContent().finish())
 }

@@ -42,9 +42,13 @@ pub fn sale(api: &Api, text: &str) -> Result<std::sync::Arc<Sale>, Problem> {
     known.filter(|sale| sale.state != SaleState::Draft).ok_or_else(|| Problem::new(Code::SaleNotFound))
 }
 
+/// The body as JSON; an error if it is empty.
+pub fn json_required<T: DeserializeOwned>(request: &HttpRequest, body: &[u8]) -> Result<T, Problem> {
+    json(request, body)?.ok_or_else(|| Problem::invalid("the body is missing"))
+}
+
 /// The body as JSON; `None` if it is empty.
-pub fn json<T: DeserializeOwned>(request: &HttpRequest, body: Body) -> Result<Option<T>, Problem> {
-    let body = read(body)?;
+pub fn json<T: DeserializeOwned>(request: &HttpRequest, body: &[u8]) -> Result<Option<T>, Problem> {
     if body.is_empty() {
         return Ok(None);
     }
@@ -55,7 +59,7 @@ pub fn json<T: DeserializeOwned>(request: &HttpRequest, body: Body) -> Result<Op
     if body.trim_ascii_start().first() != Some(&b'{') {
         return Err(Problem::invalid("the body must be a JSON object"));
     }
-    serde_json::from_slice(&body).map(Some).map_err(|error| Problem::invalid(error.to_string()))
+    serde_json::from_slice(body).map(Some).map_err(|error| Problem::invalid(error.to_string()))
 }
 
 /// The body, or the reason why it could not be read.

@@ -1,8 +1,8 @@
 //! Step 1: the HTTP edge. Routes, identity and JSON; no business rule.
 //!
-//! In: a request. Decided: is it well-formed, and who asks? Guaranteed: the body is read (at most 1 KiB) before
-//! anything is refused, so that a refusal never costs the connection; every error is problem+json with a stable
-//! code; a fault is never dressed as a refusal.
+//! In: a request. Decided: is it well-formed, and who asks? Guaranteed: a call that takes a body reads it (at most
+//! 1 KiB) before it refuses anything, so that a refusal never costs the connection; every error is problem+json with a
+//! stable code; a fault is never dressed as a refusal.
 
 mod admin;
 

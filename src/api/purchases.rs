@@ -47,7 +47,7 @@ pub async fn purchase(
     let body = caller::read(body)?;
     let user = caller::identity(&api, &request)?.user;
     let sale = caller::sale(&api, &path)?;
-    let quantity = quantity(&request, body)?;
+    let quantity = quantity(&request, &body)?;
     let key = caller::idempotency_key(&request)?;
 
     admit(&api, &request, &sale, &user)?;
@@ -71,8 +71,8 @@ pub async fn purchase(
     respond(&api, &sale, &user, answer.outcome)
 }
 
-fn quantity(request: &HttpRequest, body: web::Bytes) -> Result<u32, Problem> {
-    let asked = caller::json::<PurchaseRequest>(request, Ok(body))?;
+fn quantity(request: &HttpRequest, body: &[u8]) -> Result<u32, Problem> {
+    let asked = caller::json::<PurchaseRequest>(request, body)?;
     match asked.map_or(1, |asked| asked.quantity) {
         0 => Err(Problem::invalid("quantity must be at least 1")),
         quantity => Ok(quantity),

@@ -1,4 +1,4 @@
-//! **Stage 7.** Carries orders from Kafka to the ledger.
+//! Step 7: carries orders from Kafka to the ledger.
 //!
 //! In comes the topic, in batches. What is decided: whether a message is an order at all; one that can never become
 //! a row goes to the dead letters with its reason. What is guaranteed: an offset is committed only after the ledger

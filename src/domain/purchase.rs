@@ -7,7 +7,8 @@ use super::{Epoch, OrderId, UserId};
 /// What one buyer asks of the stock of one sale.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Purchase {
-    /// Chosen before the first attempt and kept by every retry: it is what makes a retry harmless.
+    /// Chosen before it is sent. With an Idempotency-Key it follows from the key, so that a buyer's repeat has it again;
+    /// without one a repeat has another id, and is told `AlreadyPurchased`.
     pub order: OrderId,
     pub user: UserId,
     /// Units, at least 1.
@@ -48,7 +49,7 @@ pub struct Accepted {
     pub order: OrderId,
     /// Units of that order.
     pub quantity: u32,
-    /// True if this answer repeats an earlier one (same Idempotency-Key, or a retry of the same order id).
+    /// True if this answer repeats an earlier one (same Idempotency-Key; or the same order id, sent by a node once more).
     pub replayed: bool,
 }
 

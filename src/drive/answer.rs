@@ -5,26 +5,27 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::client::{Failure, Reply};
+use crate::api::problem::Code;
 use crate::domain::OrderId;
 
 /// The codes with which a purchase may be refused. Anything else is outside the contract.
 pub const REFUSALS: [&str; 16] = [
-    "rate_limited",
-    "blocked",
-    "challenge_required",
-    "sold_out",
-    "not_enough_left",
-    "already_purchased",
-    "sale_not_started",
-    "sale_paused",
-    "sale_ended",
-    "sale_not_found",
-    "invalid_request",
-    "unauthorized",
-    "forbidden",
-    "body_too_large",
-    "unsupported_media_type",
-    "idempotency_key_reused",
+    Code::RateLimited.name(),
+    Code::Blocked.name(),
+    Code::ChallengeRequired.name(),
+    Code::SoldOut.name(),
+    Code::NotEnoughLeft.name(),
+    Code::AlreadyPurchased.name(),
+    Code::SaleNotStarted.name(),
+    Code::SalePaused.name(),
+    Code::SaleEnded.name(),
+    Code::SaleNotFound.name(),
+    Code::InvalidRequest.name(),
+    Code::Unauthorized.name(),
+    Code::Forbidden.name(),
+    Code::BodyTooLarge.name(),
+    Code::UnsupportedMediaType.name(),
+    Code::IdempotencyKeyReused.name(),
 ];
 
 /// How a purchase ended, as its buyer sees it.

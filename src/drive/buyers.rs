@@ -18,6 +18,7 @@ use super::answer::Answer;
 use super::client::Client;
 use super::demand::{Click, Plan};
 use super::record::{ClientRecord, Recorder};
+use crate::api::problem::Code;
 use crate::domain::SaleId;
 
 /// How many clicks are in flight at most, and how long an undecided buyer goes on asking.
@@ -99,7 +100,7 @@ impl Crowd {
             sleep_until(due.into()).await;
             let answer = self.purchase(click.buyer, click.nth, due).await;
             // Due after the start, and yet too soon for the service's clock: such a buyer clicks again.
-            let too_soon = click.at_us >= 0 && answer == Answer::Refused("sale_not_started");
+            let too_soon = click.at_us >= 0 && answer == Answer::Refused(Code::SaleNotStarted.name());
             if (answer.is_open() || too_soon) && !self.asking[click.buyer as usize].swap(true, Relaxed) {
                 self.asked.spawn(Arc::clone(&self).follow_up(click.buyer, click.nth, answer));
             }

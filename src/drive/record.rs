@@ -9,6 +9,7 @@ use hdrhistogram::Histogram;
 
 use super::answer::Answer;
 use super::demand::Plan;
+use crate::api::problem::Code;
 use crate::domain::OrderId;
 use crate::promises::{AnswerFact, ClientView};
 
@@ -75,7 +76,7 @@ impl ClientRecord {
 
     /// Whether some buyer was told that nothing is left, which is true only once the demand has used up the stock.
     pub fn told_sold_out(&self) -> bool {
-        self.refused.contains_key("sold_out")
+        self.refused.contains_key(Code::SoldOut.name())
     }
 
     /// Units that 202 answers promised.

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 
 use super::report::{Quantiles, Report, Verdict};
+use crate::api::problem::Code;
 use crate::promises::Standing;
 
 /// Prints a report, aligned, in at most 120 columns.
@@ -13,18 +14,18 @@ const STAGES: [(&str, &[&str]); 4] = [
     (
         "not a request to decide on",
         &[
-            "invalid_request",
-            "unauthorized",
-            "forbidden",
-            "body_too_large",
-            "unsupported_media_type",
-            "idempotency_key_reused",
-            "sale_not_found",
+            Code::InvalidRequest.name(),
+            Code::Unauthorized.name(),
+            Code::Forbidden.name(),
+            Code::BodyTooLarge.name(),
+            Code::UnsupportedMediaType.name(),
+            Code::IdempotencyKeyReused.name(),
+            Code::SaleNotFound.name(),
         ],
     ),
-    ("held back at the door", &["rate_limited", "blocked", "challenge_required"]),
-    ("outside the opening hours", &["sale_not_started", "sale_paused", "sale_ended"]),
-    ("refused by the stock", &["already_purchased", "not_enough_left", "sold_out"]),
+    ("held back at the door", &[Code::RateLimited.name(), Code::Blocked.name(), Code::ChallengeRequired.name()]),
+    ("outside the opening hours", &[Code::SaleNotStarted.name(), Code::SalePaused.name(), Code::SaleEnded.name()]),
+    ("refused by the stock", &[Code::AlreadyPurchased.name(), Code::NotEnoughLeft.name(), Code::SoldOut.name()]),
 ];
 
 impl Display for Shown<'_> {

@@ -1,4 +1,4 @@
-//! The ledger: PostgreSQL holds the truth about units and orders, and is the last wall against overselling.
+//! Step 8: the ledger. PostgreSQL holds the truth about units and orders, and is the last wall against overselling.
 //!
 //! In: batches of accepted purchases from Kafka, and the moves that orders make afterwards. Decided: what becomes
 //! of each message (`decide`). Guaranteed, after every transaction: total = available + reserve + units of live
@@ -11,6 +11,8 @@
 mod decide;
 
 mod error;
+
+mod fence;
 
 mod generation;
 

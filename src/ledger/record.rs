@@ -79,11 +79,6 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Rows with status `rejected`, whatever the reason.
-    pub const fn rejected(&self) -> u64 {
-        self.sold_out + self.already_purchased + self.superseded
-    }
-
     fn of(decision: &Decision) -> Self {
         let mut recorded = Self::default();
         for verdict in &decision.verdicts {

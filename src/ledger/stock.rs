@@ -1,4 +1,4 @@
-//! The stock row: reading it, adding to it. And the tokens that fence its writers.
+//! The stock row: reading it, adding to it.
 
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
@@ -86,16 +86,5 @@ impl Ledger {
             return Err(Error::OperationReused { sale, operation: operation_id.to_owned() });
         }
         Ok(StockRow::from_row(&row)?)
-    }
-
-    /// The next fencing token of a resource: larger than every one before it, whoever asked for those.
-    pub async fn fence_token(&self, resource: &str, holder: &str) -> Result<i64, Error> {
-        let query = sqlx::query_scalar(
-            "INSERT INTO lock_fence AS fence (resource, token, holder) VALUES ($1, 1, $2)
-             ON CONFLICT ON CONSTRAINT lock_fence_pkey
-             DO UPDATE SET token = fence.token + 1, holder = EXCLUDED.holder
-             RETURNING token",
-        );
-        Ok(query.bind(resource).bind(holder).fetch_one(&self.pool).await?)
     }
 }

@@ -1,4 +1,4 @@
-//! **Stage 6.** Carries accepted orders from Redis to Kafka.
+//! Step 6: carries accepted orders from Redis to Kafka.
 //!
 //! In comes the outbox stream of every sale, written by the same script that took the units. Out goes one Kafka
 //! message per order, keyed by its buyer. What is decided: nothing. What is guaranteed: an entry leaves the stream

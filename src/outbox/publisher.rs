@@ -56,6 +56,10 @@ impl<T> Parcel<T> {
         matches!(self.state, State::Delivered)
     }
 
+    pub(super) const fn topic(&self) -> &Arc<str> {
+        &self.letter.topic
+    }
+
     /// Waits for the report of a letter that is under way. Safe to drop and to call again.
     async fn report(&mut self) -> Result<(), KafkaError> {
         let State::UnderWay(delivery) = &mut self.state else { return Ok(()) };

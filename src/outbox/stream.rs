@@ -9,11 +9,12 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, RedisError, Script, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, RedisError, Value};
 use secrecy::ExposeSecret;
 
 use super::entry::{self, Entry};
 use crate::config;
+use crate::lua::Lua;
 use crate::stock::keys::RELAY_GROUP;
 
 /// An entry that Kafka has confirmed: what `ack.lua` needs to remove the right one.
@@ -45,7 +46,8 @@ pub(super) enum Read {
     NoStream,
 }
 
-static ACK: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../../lua/ack.lua")));
+static ACK: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/ack.lua")));
+static LEAVE: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/leave.lua")));
 
 pub(super) struct Stream {
     client: Client,
@@ -214,12 +216,12 @@ impl Stream {
 
     /// Removes confirmed entries.
     pub(super) async fn acknowledge(&mut self, receipts: &[Receipt]) -> Result<Acknowledged, RedisError> {
-        let mut call = ACK.prepare_invoke();
-        call.key(&self.key).arg(RELAY_GROUP);
+        let mut call = ACK.call(&[&self.key]);
+        call.arg(RELAY_GROUP);
         for receipt in receipts {
             call.arg(&receipt.id).arg(&receipt.order);
         }
-        let answer = call.invoke_async(self.connection().await?).await;
+        let answer = call.run(self.connection().await?).await;
         let (removed, absent, foreign, backlog) = self.judge(answer)?;
         Ok(Acknowledged { removed, absent, foreign, backlog })
     }
@@ -229,6 +231,14 @@ impl Stream {
         let info: String = self.query(redis::cmd("INFO").arg("server")).await?;
         let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
         Ok(run_id.unwrap_or_default().trim().to_owned())
+    }
+
+    /// Takes this consumer's name out of the group, unless entries are pending under it.
+    pub(super) async fn leave(&mut self) -> Result<(), RedisError> {
+        let mut call = LEAVE.call(&[&self.key]);
+        call.arg(RELAY_GROUP).arg(&self.consumer);
+        let answer = call.run::<Value>(self.connection().await?).await;
+        self.judge(answer).map(drop)
     }
 
     /// Entries in the stream, read or not.

@@ -118,6 +118,8 @@ impl Worker {
         if left > 0 {
             warn!(sale = %self.sale, left, "entries left in the outbox for another relay");
             self.metrics.left.inc_by(left as u64);
+        } else if let Err(error) = self.stream.leave().await {
+            debug!(sale = %self.sale, %error, "the name of this relay stays in the group");
         }
         left
     }
@@ -227,7 +229,6 @@ impl Worker {
             },
             Err(reason) => {
                 error!(sale = %self.sale, entry = entry.id, %reason, "an outbox entry is no order: to the dead letters");
-                self.metrics.dead_lettered.inc();
                 Letter {
                     topic: Arc::clone(&self.dead_letters),
                     key: entry.id.clone().into_bytes(),
@@ -307,7 +308,9 @@ impl Worker {
         let (delivered, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.under_way[at]).into_iter().partition(Parcel::is_delivered);
         self.under_way[at] = rest;
-        self.metrics.published.inc_by(delivered.len() as u64);
+        let dead = delivered.iter().filter(|parcel| *parcel.topic() == self.dead_letters).count();
+        self.metrics.dead_lettered.inc_by(dead as u64);
+        self.metrics.published.inc_by((delivered.len() - dead) as u64);
         self.confirmed.extend(delivered.into_iter().map(|parcel| parcel.note));
     }
 

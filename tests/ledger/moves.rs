@@ -5,7 +5,7 @@ use seckill::ledger::{Error, Moved};
 
 use crate::world::{World, again, message, user};
 
-/// failure mode 38: restock is not idempotent.
+/// Known failure: restock is not idempotent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn ten_parallel_cancels_restock_once_because_restock_is_idempotent() {
     let world = World::new("cancel_ten_times").await;
@@ -21,7 +21,7 @@ async fn ten_parallel_cancels_restock_once_because_restock_is_idempotent() {
     assert_eq!(world.view(sale).await.available, 10);
 }
 
-/// failure mode 39: restock addressed by user: cancel, buy again, and a late job frees the new purchase (ABA).
+/// Known failure: restock addressed by user: cancel, buy again, and a late job frees the new purchase (ABA).
 #[tokio::test]
 async fn a_late_cancel_of_the_old_order_leaves_the_rebuy_alone() {
     let world = World::new("late_cancel").await;
@@ -38,7 +38,7 @@ async fn a_late_cancel_of_the_old_order_leaves_the_rebuy_alone() {
     assert_eq!(world.ledger.latest_order(sale, &user(1)).await.unwrap().unwrap().id, second.id);
 }
 
-/// failure mode 51: a pay callback meets the timeout's close, and the order is paid but cancelled.
+/// Known failure: a pay callback meets the timeout's close, and the order is paid but cancelled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn pay_and_close_at_once_end_in_one_of_the_two() {
     let world = World::new("pay_meets_close").await;

@@ -9,7 +9,7 @@ use sqlx::Connection;
 
 use crate::world::{World, again, assert_balanced, count, message, messages, with_key};
 
-/// failure mode 36: stock is read, changed and written back, and one of two changes is lost.
+/// Known failure: stock is read, changed and written back, and one of two changes is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn eight_recorders_on_one_hot_sale_never_read_modify_write_the_stock_wrongly() {
     let world = World::new("eight_recorders").await;
@@ -36,7 +36,7 @@ async fn eight_recorders_on_one_hot_sale_never_read_modify_write_the_stock_wrong
     assert_eq!(view.orders.len(), 2000);
 }
 
-/// failure mode 23: check-then-insert, and two consumers pass the check.
+/// Known failure: check-then-insert, and two consumers pass the check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_consumers_pass_the_check_and_one_inserts() {
     let world = World::new("two_pass_the_check").await;
@@ -106,7 +106,7 @@ fn figure(world: &World, name: &str) -> f64 {
     family.get_metric()[0].get_counter().get_value()
 }
 
-/// failure mode 33: a deadlock between inserts is not retried, and an order fails by SQLSTATE.
+/// Known failure: a deadlock between inserts is not retried, and an order fails by SQLSTATE.
 #[tokio::test]
 async fn a_deadlock_or_a_serialization_failure_is_retried_and_no_order_fails_by_sqlstate() {
     for code in ["40P01", "40001", "23505"] {
@@ -242,7 +242,7 @@ async fn an_id_or_a_request_key_that_a_stranger_takes_meanwhile_is_a_lost_race_n
     assert_eq!((view.orders.len(), view.available), (3, 2));
 }
 
-/// failure mode 32: a hot row starves the pool, and unrelated items fail.
+/// Known failure: a hot row starves the pool, and unrelated items fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_hot_row_does_not_starve_unrelated_sales() {
     let world = World::new("hot_row").await;

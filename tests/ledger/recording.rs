@@ -27,7 +27,7 @@ async fn every_message_delivered_twice_to_two_consumers_in_other_cuts_is_one_row
     assert_eq!(view.available, 0);
 }
 
-/// failure mode 29: a duplicate that is not recognised deducts twice.
+/// Known failure: a duplicate that is not recognised deducts twice.
 #[tokio::test]
 async fn a_duplicate_does_not_deduct_twice_whatever_became_of_its_order() {
     let world = World::new("does_not_deduct_twice").await;
