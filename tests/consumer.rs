@@ -271,7 +271,7 @@ async fn a_ledger_slower_than_the_poll_interval_costs_no_membership_and_no_order
     assert!(ledger.rows().values().all(|&times| times == 1));
 }
 
-/// failure mode 25: the consumer silently stops. A pause survives in librdkafka what it was meant for: it ends in the
+/// the consumer silently stops. A pause survives in librdkafka what it was meant for: it ends in the
 /// middle of a rebalance, when there is nothing to resume.
 #[tokio::test]
 async fn a_pause_that_ends_in_the_middle_of_a_rebalance_leaves_no_partition_unread() {

@@ -136,7 +136,7 @@ async fn a_paid_order_stays_paid_and_a_repeat_changes_nothing() {
     shop.end(sale).await;
 }
 
-/// failure mode 38: restock is not idempotent.
+/// restock is not idempotent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_order_cancelled_ten_times_in_parallel_restocks_once() {
     let mut shop = Shop::open("cancel_ten").await;
@@ -156,8 +156,8 @@ async fn the_same_order_cancelled_ten_times_in_parallel_restocks_once() {
     shop.end(sale).await;
 }
 
-/// failure mode 39: restock addressed by user, so that a late job frees the new purchase (ABA).
-/// failure mode 40: restock does not clear the user's quota.
+/// restock addressed by user, so that a late job frees the new purchase (ABA).
+/// restock does not clear the user's quota.
 #[tokio::test]
 async fn who_cancels_may_buy_again_and_a_late_release_of_the_first_order_leaves_the_second_alone() {
     let mut shop = Shop::open("rebuy").await;
@@ -180,7 +180,7 @@ async fn who_cancels_may_buy_again_and_a_late_release_of_the_first_order_leaves_
     shop.end(sale).await;
 }
 
-/// failure mode 44: the replay of an idempotency key after the order was closed deducts again.
+/// the replay of an idempotency key after the order was closed deducts again.
 #[tokio::test]
 async fn a_key_replayed_after_the_cancel_gets_the_cancelled_order_back_and_takes_nothing() {
     let mut shop = Shop::open("replay_closed").await;
@@ -196,7 +196,7 @@ async fn a_key_replayed_after_the_cancel_gets_the_cancelled_order_back_and_takes
     shop.end(sale).await;
 }
 
-/// failure mode 31: create and cancel out of order. A cancel cannot overtake its order: it is refused until there is
+/// create and cancel out of order. A cancel cannot overtake its order: it is refused until there is
 /// something to cancel, and then gives the unit back once.
 #[tokio::test]
 async fn a_cancel_that_comes_before_the_row_is_refused_and_works_once_there_is_one() {
@@ -221,8 +221,8 @@ async fn a_cancel_that_comes_before_the_row_is_refused_and_works_once_there_is_o
     shop.running.stop().await;
 }
 
-/// failure mode 65: a "goods over" flag tells queued winners that they have failed.
-/// failure mode 78: a status that is set before or after the fact.
+/// a "goods over" flag tells queued winners that they have failed.
+/// a status that is set before or after the fact.
 #[tokio::test]
 async fn a_queued_winner_of_a_sold_out_sale_is_never_told_that_he_failed_and_ends_in_a_final_state() {
     let settings = callbacks(settings("queued_winner").await);
@@ -263,7 +263,7 @@ async fn the_events_of_an_order_end_with_its_final_state() {
     shop.end(sale).await;
 }
 
-/// failure mode 64: the local sold-out flag is never reset, or other nodes keep it.
+/// the local sold-out flag is never reset, or other nodes keep it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_unit_cancelled_on_one_node_is_sold_by_both_within_a_second() {
     let settings = callbacks(settings("two_nodes").await);
@@ -317,7 +317,7 @@ async fn a_cancel_while_redis_is_away_is_a_yes_and_its_repeat_frees_the_unit() {
     shop.end(sale).await;
 }
 
-/// failure mode 53: a price or an amount that the client sent is trusted.
+/// a price or an amount that the client sent is trusted.
 #[tokio::test]
 async fn an_order_is_paid_with_its_own_amount_and_no_other() {
     let mut shop = Shop::open("amount").await;
@@ -390,7 +390,7 @@ async fn without_a_secret_there_is_no_callback_and_a_short_one_stops_the_start()
     assert!(started.err().expect("a refusal").to_string().contains("payment.callback_secret"));
 }
 
-/// failure mode 51: a payment's callback meets the closing of an order that has timed out.
+/// a payment's callback meets the closing of an order that has timed out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn payment_and_expiry_fired_together_end_in_paid_and_kept_or_in_closed_and_refunded() {
     const ROUNDS: u32 = 100;

@@ -58,7 +58,7 @@ pub async fn cancel(
 async fn own_row(api: &Api, path: &str, request: &HttpRequest, body: Body) -> Result<Order, Problem> {
     let body = caller::read(body)?;
     let user = caller::identity(api, request)?.user;
-    caller::json::<Nothing>(request, Ok(body))?;
+    caller::json::<Nothing>(request, &body)?;
     let id = path.parse::<OrderId>().map_err(|_| Problem::new(Code::OrderNotFound))?;
     loop {
         // The ledger first: without it nothing can be moved, and that is a fault, not a refusal.

@@ -50,7 +50,7 @@ pub async fn callback(api: web::Data<Api>, request: HttpRequest, body: Body) -> 
     if !signature.is_genuine(&body, shown) {
         return Err(Problem::new(Code::Unauthorized).detail("the signature does not fit the body"));
     }
-    let said: Callback = caller::json(&request, Ok(body))?.ok_or_else(|| Problem::invalid("the body is missing"))?;
+    let said: Callback = caller::json_required(&request, &body)?;
     if !(1..=64).contains(&said.payment_id.len()) || !said.payment_id.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(Problem::invalid("a payment_id is 1 to 64 visible ASCII characters"));
     }
