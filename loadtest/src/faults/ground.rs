@@ -112,6 +112,15 @@ impl Ground {
         self.stage.wait_until_ready().await
     }
 
+    /// As [`Ground::mend`], with new processes for all parts: one of them may have got stuck.
+    pub async fn renew(&mut self) -> anyhow::Result<()> {
+        self.mend().await?;
+        for part in PARTS {
+            self.stage.restart(part)?;
+        }
+        self.stage.wait_until_ready().await
+    }
+
     /// Takes a sale out of everybody's care: its keys count as gone, so no later rebuild waits for it.
     pub async fn retire(&self, sale: SaleId) -> anyhow::Result<()> {
         let long_ago = "UPDATE sales SET state = 'ended', revision = revision + 1,

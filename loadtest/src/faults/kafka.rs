@@ -61,9 +61,10 @@ async fn cut(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
-/// The consumer stands still, so that the deletion takes orders with it that have no row.
+/// The consumer is away, so that the deletion takes orders with it that have no row. It comes back as a new process:
+/// librdkafka takes the leaders of a topic that was made anew for old news, as long as their epoch is the lower one.
 async fn topic_recreated(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    ground.stage.part("consume")?.pause()?;
+    ground.stage.part("consume")?.kill()?;
     round.until_sold(50).await?;
     let kafka = &ground.stage.settings.kafka;
     topic::delete(kafka, &kafka.topic).await?;
@@ -71,6 +72,6 @@ async fn topic_recreated(ground: &mut Ground, round: &Round) -> anyhow::Result<F
         seckill::outbox::topics::ensure(kafka).await.is_ok() && topic::exists(kafka, &kafka.topic).await
     })
     .await?;
-    ground.stage.part("consume")?.resume()?;
+    ground.stage.restart("consume")?;
     Ok(Figures::new())
 }

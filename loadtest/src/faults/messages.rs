@@ -15,7 +15,7 @@ use super::topic::{self, Sent};
 use super::{Fault, Figures};
 
 pub const FAULTS: &[Fault] = &[
-    Fault::new("message-twice", "everything that is in Kafka is sent once more", |g, r| Box::pin(twice(g, r))),
+    Fault::new("message-twice", "everything that is in Kafka is sent once more", |g, r| Box::pin(twice(g, r))).quick(),
     Fault::new("message-out-of-order", "orders come backwards, and over partitions that are not theirs", |g, r| {
         Box::pin(out_of_order(g, r))
     }),

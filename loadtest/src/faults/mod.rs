@@ -137,9 +137,10 @@ async fn drill(chosen: &[Fault]) -> anyhow::Result<Drill> {
     for (number, fault) in chosen.iter().enumerate() {
         let entry = Box::pin(entry::play(&mut ground, fault, number as u64 + 1)).await;
         say(&entry)?;
-        faults.push(entry);
         // Whatever became of it, the next one starts on sound ground.
-        ground.mend().await.context("the ground cannot be mended")?;
+        let mended = if entry.verdict == Verdict::Pass { ground.mend().await } else { ground.renew().await };
+        mended.context("the ground cannot be mended")?;
+        faults.push(entry);
     }
     let passed = !faults.is_empty() && faults.iter().all(|entry| entry.verdict == Verdict::Pass);
     Ok(Drill { faults, verdict: if passed { Verdict::Pass } else { Verdict::Fail } })

@@ -23,8 +23,7 @@ pub const FAULTS: &[Fault] = &[
         "auditor-paused-past-its-lease",
         "an auditor stops in mid-rebuild, another takes over, the first goes on",
         |g, r| Box::pin(auditor_paused(g, r)),
-    )
-    .quick(),
+    ),
     Fault::new("three-auditors", "three auditors see one restarted Redis", |g, r| Box::pin(three_auditors(g, r))),
     Fault::new("everything-killed-at-once", "kill -9 of every role and every server", |g, r| {
         Box::pin(everything(g, r))
