@@ -1,7 +1,7 @@
 # Plain `make` lists what there is.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test bench lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,6 +14,9 @@ demo: setup  ## the whole system on this machine, a sale under load, and the ver
 
 test: setup  ## every test, on real servers
 	cargo test --locked --workspace
+
+bench: setup  ## how fast each stage is, beside a baseline, in about ten minutes
+	cargo bench --locked --bench pipeline
 
 lint:  ## formatting, clippy and documentation, warnings denied
 	cargo fmt --all --check
