@@ -1,7 +1,7 @@
 # Plain `make` lists what there is.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test drill lint clean
+.PHONY: help setup demo test drill bench lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ test: setup  ## every test, on real servers
 
 drill: setup  ## every fault, each in a sale under load, and the verdict on each
 	cargo run --locked --release -p loadtest -- faults
+
+bench: setup  ## how fast each stage is, beside a baseline, in about ten minutes
+	cargo bench --locked --bench pipeline
 
 lint:  ## formatting, clippy and documentation, warnings denied
 	cargo fmt --all --check

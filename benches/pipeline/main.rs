@@ -1,0 +1,83 @@
+//! How fast each stage is, on private servers of this machine.
+//!
+//! Every figure is taken several times, in turns with a baseline that does the least work anyone could do for the same
+//! result: a machine that is slow for a while is slow for both, so the ratio says more than the figure.
+
+mod drain;
+mod figures;
+mod flag;
+mod load;
+mod relay;
+mod shop;
+mod stock;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Parser, ValueEnum};
+use seckill::sandbox::{Options, Sandbox};
+
+use figures::{Report, say};
+
+#[derive(Parser)]
+struct Arguments {
+    /// Measurements of each figure.
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// Orders that the relay carries and the consumer drains in one round.
+    #[arg(long, default_value_t = 100_000)]
+    orders: usize,
+    /// Writes all samples to this file, as JSON.
+    #[arg(long)]
+    report: Option<PathBuf>,
+    /// Only these parts.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// What cargo says to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// What a loser costs a node.
+    Flag,
+    /// What a purchase costs Redis.
+    Stock,
+    /// From the outbox to Kafka.
+    Relay,
+    /// From Kafka to the ledger.
+    Drain,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    let wanted = |part| arguments.only.is_empty() || arguments.only.contains(&part);
+    let (rounds, orders) = (arguments.rounds.max(1), arguments.orders.max(1));
+    let sandbox = Sandbox::start(Options::default()).await?;
+    say(format_args!(
+        "{rounds} rounds, broker {}, appendfsync {}",
+        sandbox.broker_kind(),
+        sandbox.redis().fsync().as_str()
+    ));
+
+    let mut report = Report::default();
+    if wanted(Part::Flag) {
+        flag::measure(&sandbox, rounds, &mut report).await.context("flag")?;
+    }
+    if wanted(Part::Stock) {
+        stock::measure(&sandbox, rounds, &mut report).await.context("stock")?;
+    }
+    if wanted(Part::Relay) {
+        relay::measure(&sandbox, rounds, orders, &mut report).await.context("relay")?;
+    }
+    if wanted(Part::Drain) {
+        drain::measure(&sandbox, rounds, orders, &mut report).await.context("drain")?;
+    }
+    say(&report);
+    if let Some(path) = arguments.report {
+        std::fs::write(&path, report.to_json()).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
