@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use seckill::domain::SaleId;
-use seckill::outbox::{Letter, Metrics, Parcel, Publisher, Worker, message};
+use seckill::outbox::{Homes, Letter, Metrics, Parcel, Publisher, Worker, message};
 use seckill::sandbox::Sandbox;
 use seckill::stock::{MAX_BATCH, Stock, keys};
 use secrecy::ExposeSecret;
@@ -37,7 +37,14 @@ pub async fn measure(sandbox: &Sandbox, rounds: usize, orders: usize, report: &m
         report.note(BASELINE, UNIT, produce(&publisher, &topic, sale, orders).await?);
 
         fill(&stock, sale, orders).await?;
-        let worker = Worker::new(&settings, sale, &format!("bench-{round}"), publisher.clone(), metrics.clone())?;
+        let worker = Worker::new(
+            &settings,
+            sale,
+            &format!("bench-{round}"),
+            publisher.clone(),
+            metrics.clone(),
+            Homes::default(),
+        )?;
         let (stop, begin) = (CancellationToken::new(), Instant::now());
         let until = stop.clone();
         let running = tokio::spawn(async move { worker.run(&until).await });

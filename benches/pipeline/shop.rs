@@ -46,12 +46,13 @@ pub fn new_sale(total: u32) -> NewSale {
         ends_at: now + HOUR,
         challenge: false,
         total,
+        reserve: Some(0),
     }
 }
 
 /// A sale that is open in Redis, without a ledger behind it.
 pub async fn open_in_redis(stock: &Stock, number: i32) -> anyhow::Result<SaleId> {
-    let NewSale { name, price_cents, max_quantity, starts_at, ends_at, challenge, total } = new_sale(PLENTY);
+    let NewSale { name, price_cents, max_quantity, starts_at, ends_at, challenge, total, .. } = new_sale(PLENTY);
     let (id, state) = (SaleId::new(number)?, SaleState::Open);
     let sale = Sale {
         id,
@@ -65,6 +66,7 @@ pub async fn open_in_redis(stock: &Stock, number: i32) -> anyhow::Result<SaleId>
         revision: 1,
         generation: 1,
         total,
+        reserve: 0,
     };
     let Frozen::Yes { home, .. } = stock.freeze(id, 1).await? else { bail!("somebody else opens sale {id}") };
     let on_sale = OnSale { generation: 1, total, remaining: total };
