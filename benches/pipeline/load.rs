@@ -22,6 +22,7 @@ pub async fn answers_per_second(
     let mut connections = JoinSet::new();
     let begin = Instant::now();
     for request in requests {
+        let request = request.clone();
         connections.spawn(async move { ask(address, &request, status, begin + time).await });
     }
     let mut answers = 0;

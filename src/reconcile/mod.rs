@@ -2,7 +2,7 @@
 //!
 //! In: every sale that was ever opened, twice a second. Decided: is anything overdue, missing, or left behind? If
 //! not, nothing is locked and nothing written. Guaranteed: whatever is repaired is repaired once, under the sale's
-//! lock for economy and under its fence for safety; nothing but [`rebuild`] carries the ledger's word to Redis; and
+//! lock for economy and under its fence for safety; nothing but the rebuild carries the ledger's word to Redis; and
 //! no counter is ever corrected by guess.
 
 mod claims;
