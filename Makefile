@@ -15,7 +15,7 @@ demo: setup  ## the whole system on this machine, a sale under load, and the ver
 test: setup  ## every test, on real servers
 	cargo test --locked --workspace
 
-bench: setup  ## how fast each stage is, beside a baseline, in about ten minutes
+bench: setup  ## how fast each stage is, beside a baseline: five minutes and a build
 	cargo bench --locked --bench pipeline
 
 lint:  ## formatting, clippy and documentation, warnings denied

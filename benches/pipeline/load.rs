@@ -21,7 +21,8 @@ pub async fn answers_per_second(
 ) -> anyhow::Result<f64> {
     let mut connections = JoinSet::new();
     let begin = Instant::now();
-    for request in requests.iter().cloned() {
+    for request in requests {
+        let request = request.clone();
         connections.spawn(async move { ask(address, &request, status, begin + time).await });
     }
     let mut answers = 0;
