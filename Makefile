@@ -18,7 +18,7 @@ test: setup  ## every test, on real servers
 drill: setup  ## every fault, each in a sale under load, and the verdict on each
 	cargo run --locked --release -p loadtest -- faults
 
-bench: setup  ## how fast each stage is, beside a baseline, in about ten minutes
+bench: setup  ## how fast each stage is, beside a baseline: five minutes and a build
 	cargo bench --locked --bench pipeline
 
 lint:  ## formatting, clippy and documentation, warnings denied

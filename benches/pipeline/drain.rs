@@ -52,7 +52,9 @@ pub async fn measure(sandbox: &Sandbox, rounds: usize, orders: usize, report: &m
         report.note_against(BASELINE, "ledger alone, from memory", UNIT, record(&ledger, &messages).await?);
         empty(&ledger).await?;
         let drained = drain(&settings, round, &ledger, &messages).await?;
-        report.note_against(BASELINE, "consumer", UNIT, drained);
+        report.note_against(BASELINE, "consumer", UNIT, orders as f64 / drained.seconds);
+        report.note("consumer: orders in a batch", "orders", orders as f64 / f64::from(drained.batches));
+        report.note("consumer: time that the ledger has a batch", "%", 100.0 * drained.in_ledger / drained.seconds);
     }
     Ok(())
 }
@@ -90,7 +92,12 @@ async fn record(ledger: &Ledger, messages: &[OrderMessage]) -> anyhow::Result<f6
 }
 
 /// From the first message that came out of Kafka to the commit of the last row.
-async fn drain(settings: &Settings, round: usize, ledger: &Ledger, messages: &[OrderMessage]) -> anyhow::Result<f64> {
+async fn drain(
+    settings: &Settings,
+    round: usize,
+    ledger: &Ledger,
+    messages: &[OrderMessage],
+) -> anyhow::Result<Drained> {
     let mut settings = settings.clone();
     settings.kafka.topic = format!("{}.{round}", settings.kafka.topic);
     settings.kafka.group = format!("{}.{round}", settings.kafka.group);
@@ -103,11 +110,10 @@ async fn drain(settings: &Settings, round: usize, ledger: &Ledger, messages: &[O
     let consumer = Consumer::new(&settings, timed, &prometheus::Registry::new())?;
     let running = tokio::spawn(consumer.run(stop.clone()));
     let done = tokio::time::timeout(PATIENCE, watch.done.notified()).await;
-    let seconds = watch.seconds();
     stop.cancel();
     running.await??;
     done.context("the topic was not drained in time")?;
-    Ok(messages.len() as f64 / seconds)
+    Ok(watch.read())
 }
 
 async fn publish(settings: &Settings, messages: &[OrderMessage]) -> anyhow::Result<()> {
@@ -130,6 +136,16 @@ struct Timed {
     watch: Arc<Watch>,
 }
 
+/// How a drain went.
+#[derive(Clone, Copy, Default)]
+struct Drained {
+    /// From the first batch to the last commit.
+    seconds: f64,
+    /// Of these, seconds in which the ledger had a batch.
+    in_ledger: f64,
+    batches: u32,
+}
+
 #[derive(Default)]
 struct Watch {
     state: Mutex<State>,
@@ -139,26 +155,32 @@ struct Watch {
 #[derive(Default)]
 struct State {
     first: Option<Instant>,
-    last: Option<Instant>,
     written: usize,
+    so_far: Drained,
 }
 
 impl Watch {
-    fn seconds(&self) -> f64 {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.first.zip(state.last).map_or(f64::NAN, |(first, last)| (last - first).as_secs_f64())
+    fn read(&self) -> Drained {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).so_far
+    }
+
+    /// Notes a batch that was written from `begin` until now. True when it was the last one.
+    fn note(&self, begin: Instant, orders: usize, expected: usize) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = *state.first.get_or_insert(begin);
+        state.written += orders;
+        state.so_far.batches += 1;
+        state.so_far.in_ledger += begin.elapsed().as_secs_f64();
+        state.so_far.seconds = first.elapsed().as_secs_f64();
+        state.written >= expected
     }
 }
 
 impl Record for Timed {
     async fn record(&self, orders: &[OrderMessage]) -> Result<(), Fault> {
-        let now = Instant::now();
-        self.watch.state.lock().unwrap_or_else(PoisonError::into_inner).first.get_or_insert(now);
+        let begin = Instant::now();
         Record::record(&self.ledger, orders).await?;
-        let mut state = self.watch.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.written += orders.len();
-        state.last = Some(Instant::now());
-        if state.written >= self.expected {
+        if self.watch.note(begin, orders.len(), self.expected) {
             self.watch.done.notify_one();
         }
         Ok(())

@@ -45,13 +45,17 @@ pub async fn measure(sandbox: &Sandbox, rounds: usize, orders: usize, report: &m
             metrics.clone(),
             Homes::default(),
         )?;
-        let (stop, begin) = (CancellationToken::new(), Instant::now());
+        let (stop, acknowledging, begin) =
+            (CancellationToken::new(), metrics.ack_seconds.get_sample_sum(), Instant::now());
         let until = stop.clone();
         let running = tokio::spawn(async move { worker.run(&until).await });
         while length(&mut redis, sale).await? > 0 {
             tokio::time::sleep(LOOK).await;
         }
-        report.note_against(BASELINE, "relay", UNIT, orders as f64 / begin.elapsed().as_secs_f64());
+        let seconds = begin.elapsed().as_secs_f64();
+        report.note_against(BASELINE, "relay", UNIT, orders as f64 / seconds);
+        let acknowledged = metrics.ack_seconds.get_sample_sum() - acknowledging;
+        report.note("relay: time spent on removing what Kafka has", "%", 100.0 * acknowledged / seconds);
         stop.cancel();
         running.await?;
         shop::remove_from_redis(&mut redis, sale).await?;
