@@ -63,3 +63,40 @@ impl Call {
         command
     }
 }
+
+/// An enum of a script's reply codes: `Variant = code as "NAME"`, the code and name as in the script's comment table.
+macro_rules! codes {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $code:literal as $word:literal),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($variant = $code),* }
+
+        impl $name {
+            /// Code and name of each reply, as in the script's comment table.
+            pub const TABLE: &'static [(i64, &'static str)] = &[$(($code, $word)),*];
+
+            pub(super) fn from_code(code: i64) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use codes;
+
+/// The codes and names in a script's comment table, its lines `--    7  NAME …`: tests compare them with the enum.
+#[cfg(test)]
+pub(crate) fn documented(script: &str) -> Vec<(i64, &str)> {
+    let comments = script.lines().filter_map(|line| line.strip_prefix("--"));
+    let rows = comments.filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let code = words.next()?.parse().ok()?;
+        let name = words.next()?;
+        let is_name = name.len() > 1 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        is_name.then_some((code, name))
+    });
+    rows.collect()
+}

@@ -11,7 +11,7 @@ use redis::aio::ConnectionLike;
 use uuid::Uuid;
 
 use super::keys::{self, Name};
-use crate::lua::Lua;
+use crate::lua::{Lua, codes};
 
 static ACQUIRE: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/lock_acquire.lua")));
 static RENEW: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/lock_renew.lua")));
@@ -23,26 +23,6 @@ const TOKENS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// No copy of an acquire is on its way for longer than this.
 const GONE_KEPT: Duration = Duration::from_secs(60);
-
-macro_rules! codes {
-    ($(#[$doc:meta])* $name:ident { $($variant:ident = $code:literal as $word:literal),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($variant = $code),* }
-
-        impl $name {
-            /// Code and name of each reply, as in the script's comment table.
-            pub const TABLE: &'static [(i64, &'static str)] = &[$(($code, $word)),*];
-
-            fn from_code(code: i64) -> Result<Self, RedisError> {
-                match code {
-                    $($code => Ok(Self::$variant),)*
-                    _ => Err(unexpected(code)),
-                }
-            }
-        }
-    };
-}
 
 codes! {
     /// Replies of `lock_acquire.lua`.
@@ -89,28 +69,28 @@ impl Acquisition {
         let mut call = ACQUIRE.call(&keys);
         call.arg(self.id.to_string()).arg(ms(self.ttl)).arg(floor).arg(ms(TOKENS_KEPT));
         let (code, number): (i64, i64) = call.run(redis).await?;
-        Ok((AcquireCode::from_code(code)?, number))
+        Ok((AcquireCode::from_code(code).ok_or_else(|| unexpected(code))?, number))
     }
 
     pub async fn renew(&self, redis: &mut impl ConnectionLike) -> Result<RenewCode, RedisError> {
         let mut call = RENEW.call(&[keys::lock(&self.name)]);
         call.arg(self.id.to_string()).arg(ms(self.ttl));
         let (code,): (i64,) = call.run(redis).await?;
-        RenewCode::from_code(code)
+        RenewCode::from_code(code).ok_or_else(|| unexpected(code))
     }
 
     pub async fn release(&self, redis: &mut impl ConnectionLike) -> Result<ReleaseCode, RedisError> {
         let mut call = RELEASE.call(&[keys::lock(&self.name), self.gone()]);
         call.arg(self.id.to_string()).arg(ms(self.gone_kept()));
         let (code,): (i64,) = call.run(redis).await?;
-        ReleaseCode::from_code(code)
+        ReleaseCode::from_code(code).ok_or_else(|| unexpected(code))
     }
 
     pub async fn abort(&self, redis: &mut impl ConnectionLike) -> Result<AbortCode, RedisError> {
         let mut call = ABORT.call(&[keys::lock(&self.name), self.gone()]);
         call.arg(self.id.to_string()).arg(ms(self.gone_kept()));
         let (code,): (i64,) = call.run(redis).await?;
-        AbortCode::from_code(code)
+        AbortCode::from_code(code).ok_or_else(|| unexpected(code))
     }
 
     /// How long nothing of this acquisition can still be on its way.
@@ -130,19 +110,7 @@ fn ms(time: Duration) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The lines `--    7  NAME …` of a script's comment.
-    fn documented(script: &str) -> Vec<(i64, String)> {
-        let comments = script.lines().filter_map(|line| line.strip_prefix("--"));
-        let rows = comments.filter_map(|line| {
-            let mut words = line.split_whitespace();
-            let code = words.next()?.parse().ok()?;
-            let name = words.next()?;
-            let is_name = name.len() > 1 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
-            is_name.then(|| (code, name.to_owned()))
-        });
-        rows.collect()
-    }
+    use crate::lua::documented;
 
     #[test]
     fn the_comment_tables_and_the_enums_say_the_same() {
@@ -153,7 +121,6 @@ mod tests {
             (include_str!("../../lua/lock_abort.lua"), AbortCode::TABLE),
         ];
         for (script, table) in scripts {
-            let table: Vec<_> = table.iter().map(|&(code, name)| (code, name.to_owned())).collect();
             assert_eq!(documented(script), table);
         }
     }

@@ -4,7 +4,7 @@
 
 use std::sync::LazyLock;
 
-use crate::lua::Lua;
+use crate::lua::{Lua, codes};
 
 macro_rules! scripts {
     ($($name:ident = $file:literal),* $(,)?) => {
@@ -20,26 +20,6 @@ scripts! {
     STOCK = "stock.lua",
     SALE = "sale.lua",
     RELEASE = "release.lua",
-}
-
-macro_rules! codes {
-    ($(#[$doc:meta])* $name:ident { $($variant:ident = $code:literal as $word:literal),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($variant = $code),* }
-
-        impl $name {
-            /// Code and name of each reply, as in the script's comment table.
-            pub const TABLE: &'static [(i64, &'static str)] = &[$(($code, $word)),*];
-
-            pub(super) fn from_code(code: i64) -> Option<Self> {
-                match code {
-                    $($code => Some(Self::$variant),)*
-                    _ => None,
-                }
-            }
-        }
-    };
 }
 
 codes! {
@@ -107,19 +87,7 @@ codes! {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The lines `--    7  NAME …` of a script's comment.
-    fn documented(script: &str) -> Vec<(i64, String)> {
-        let comments = script.lines().filter_map(|line| line.strip_prefix("--"));
-        let rows = comments.filter_map(|line| {
-            let mut words = line.split_whitespace();
-            let code = words.next()?.parse().ok()?;
-            let name = words.next()?;
-            let is_name = name.len() > 1 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
-            is_name.then(|| (code, name.to_owned()))
-        });
-        rows.collect()
-    }
+    use crate::lua::documented;
 
     #[test]
     fn the_comment_tables_and_the_enums_say_the_same() {
@@ -132,7 +100,6 @@ mod tests {
             (include_str!("../../lua/release.lua"), ReleaseCode::TABLE),
         ];
         for (script, table) in scripts {
-            let table: Vec<_> = table.iter().map(|&(code, name)| (code, name.to_owned())).collect();
             assert_eq!(documented(script), table);
         }
     }
