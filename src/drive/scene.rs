@@ -13,7 +13,7 @@ use super::progress;
 use super::record::ClientRecord;
 use super::report::{Report, Setting};
 use super::tokens::Tokens;
-use super::verdict::{Case, Patience, watch_rows};
+use super::verdict::{Case, Patience, Rise, watch_rows};
 use super::witness::Witness;
 
 /// What a run needs to know.
@@ -45,19 +45,19 @@ impl<W: Witness> Scene<'_, W> {
         let offer = Offer {
             name: "flash sale".to_owned(),
             stock: self.setting.stock,
-            // Sold out must mean sold: nothing in the demo moves the rest of a reserve into Redis.
-            reserve: 0,
+            reserve: None,
             max_quantity: self.demand.max_quantity,
             starts_in: NOTICE + self.demand.lead,
             lasts: Duration::from_secs(24 * 3600),
         };
         let on_sale = Operator::new(&self.client, self.tokens)?.open(&offer).await?;
-        let crowd = Crowd::new(Arc::clone(&self.client), Arc::clone(&plan), on_sale.id, on_sale.start, self.temper)?;
-        let last_rise = Mutex::new(Duration::ZERO);
-        let watching = watch_rows(self.witness, on_sale.id, on_sale.start, &last_rise);
+        let (client, habits) = (Arc::clone(&self.client), self.demand.habits);
+        let crowd = Crowd::with_habits(client, Arc::clone(&plan), on_sale.id, on_sale.start, self.temper, habits)?;
+        let rise = Mutex::default();
+        let watching = watch_rows(self.witness, on_sale.id, on_sale.start, &rise);
         let (record, report) = tokio::select! {
             never = watching => match never {},
-            judged = self.attend(&plan, on_sale, crowd, &last_rise) => judged?,
+            judged = self.attend(&plan, on_sale, crowd, &rise) => judged?,
         };
         Ok(Played { on_sale, plan, record, report })
     }
@@ -67,11 +67,11 @@ impl<W: Witness> Scene<'_, W> {
         plan: &Plan,
         on_sale: OnSale,
         crowd: Arc<Crowd>,
-        last_rise: &Mutex<Duration>,
+        rise: &Mutex<Rise>,
     ) -> anyhow::Result<(ClientRecord, Report)> {
         tokio::select! {
             never = progress::show(&crowd.recorder.tally, plan.clicks.len(), on_sale.start) => match never {},
-            () = crowd.run() => {}
+            () = crowd.run_before(self.witness) => {}
         }
         let record = crowd.into_record().context("a buyer is still at it")?;
         let case = Case {
@@ -81,7 +81,7 @@ impl<W: Witness> Scene<'_, W> {
             sale: on_sale.id,
             record: &record,
             setting: self.setting.clone(),
-            last_rise,
+            rise,
             patience: self.patience,
         };
         let report = case.judge().await?;
