@@ -12,9 +12,15 @@ pub mod client;
 
 pub mod demand;
 
+pub mod distribution;
+
+pub mod machine;
+
 pub mod progress;
 
 pub mod record;
+
+pub mod timeline;
 
 pub mod tokens;
 

@@ -9,6 +9,7 @@ use hdrhistogram::Histogram;
 
 use super::answer::Answer;
 use super::demand::Plan;
+use super::timeline::Buckets;
 use crate::api::problem::Code;
 use crate::domain::OrderId;
 use crate::promises::{AnswerFact, ClientView};
@@ -49,6 +50,8 @@ pub struct ClientRecord {
     pub last_accepted: Duration,
     /// When the last refusal came, from the start of the sale.
     pub last_refused: Duration,
+    /// The same answers by time.
+    pub over_time: Buckets,
 }
 
 impl ClientRecord {
@@ -71,6 +74,7 @@ impl ClientRecord {
             refused_us: histogram()?,
             last_accepted: Duration::ZERO,
             last_refused: Duration::ZERO,
+            over_time: Buckets::default(),
         })
     }
 
@@ -128,11 +132,13 @@ impl Recorder {
 
     /// One answer to one purchase. `latency` counts from the intended start of the click.
     pub fn answered(&self, buyer: u32, answer: &Answer, latency: Duration) {
-        let since_start = self.start.elapsed();
+        let now = Instant::now();
+        let since_start = now.saturating_duration_since(self.start);
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.tally.requests.fetch_add(1, Relaxed);
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         record.requests += 1;
+        record.over_time.count(self.start, now, answer);
         match answer {
             Answer::Accepted(order) => {
                 self.tally.accepted.fetch_add(1, Relaxed);

@@ -4,7 +4,6 @@
 //! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,9 +15,12 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::client::Client;
 use super::demand::Plan;
+use super::distribution::{Distribution, Distributions};
+use super::machine::Machine;
 use super::progress::per_second;
 use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
+use super::timeline::Timeline;
 use super::witness::Witness;
 use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
 use crate::promises::{self, ClientView, Finding, Flow, NAMES, Snapshot, Standing};
@@ -49,30 +51,9 @@ pub struct Case<'a, W> {
     pub sale: SaleId,
     pub record: &'a ClientRecord,
     pub setting: Setting,
-    /// From the start of the sale to the last new row, as [`watch_rows`] sees it.
+    /// From the start of the sale to the last new row, as [`super::timeline::Watch`] sees it.
     pub last_rise: &'a Mutex<Duration>,
     pub patience: Patience,
-}
-
-/// Watches the ledger fill, until dropped: notes when the number of units held by rows last rose.
-pub async fn watch_rows<W: Witness>(
-    witness: &W,
-    sale: SaleId,
-    start: Instant,
-    last_rise: &Mutex<Duration>,
-) -> Infallible {
-    let mut ticks = interval(Duration::from_millis(100));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut seen = 0;
-    loop {
-        ticks.tick().await;
-        // A ledger that does not answer now is asked again at the next tick.
-        let Ok(Some(sold)) = witness.sold(sale).await else { continue };
-        if sold > seen {
-            seen = sold;
-            *last_rise.lock().unwrap_or_else(PoisonError::into_inner) = start.elapsed();
-        }
-    }
 }
 
 impl<W: Witness> Case<'_, W> {
@@ -235,6 +216,12 @@ impl<W: Witness> Case<'_, W> {
                 accepted: Quantiles::of(&record.accepted_us),
                 refused: Quantiles::of(&record.refused_us),
             },
+            latency_distribution: Distributions {
+                accepted: Distribution::of(&record.accepted_us),
+                refused: Distribution::of(&record.refused_us),
+            },
+            timeline: Timeline::default(),
+            machine: Machine::default(),
             verdict: Verdict::of(&promises, accepted, settled),
             promises,
             settled,
