@@ -28,6 +28,7 @@ use crate::stock::Stock;
 use crate::telemetry;
 
 pub use health::RedisHealth;
+pub use http::{BACKLOG, HEAD_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS_PER_WORKER};
 
 /// How often a node looks for changes of the catalogue.
 const CATALOGUE_EVERY: Duration = Duration::from_secs(1);
