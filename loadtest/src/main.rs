@@ -2,9 +2,13 @@
 //!
 //! All of the work is done by `seckill::drive`; this program only says against what it is done.
 
+mod bench;
+
 mod crowd;
 
 mod faults;
+
+mod report;
 
 mod target;
 
@@ -16,6 +20,8 @@ use seckill::demo::{say, write};
 use seckill::drive::demand::Shape;
 use seckill::drive::report::Verdict;
 use seckill::drive::show::Shown;
+
+use report::Heading;
 
 /// Buyers against a running seckill, and the verdict on what they were promised.
 #[derive(Debug, Parser)]
@@ -31,6 +37,8 @@ enum Command {
     Run(Box<Run>),
     /// Makes faults happen to a private service under load, one after the other, and judges each.
     Faults(faults::Faults),
+    /// Measures the speed of a private service beside baselines on the same machine.
+    Bench(Box<bench::Bench>),
     /// One role of the service, for the sandbox's own processes.
     #[command(hide = true)]
     Role {
@@ -49,6 +57,9 @@ struct Run {
     /// Also writes the report as JSON to this file.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Also writes the report as one HTML page, which needs nothing beside it, to this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -73,6 +84,7 @@ async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Run(run) => run.run().await,
         Command::Faults(faults) => Box::pin(faults.run()).await,
+        Command::Bench(bench) => Box::pin(bench.run()).await,
         Command::Role { args } => {
             let command = std::iter::once("seckill".to_owned()).chain(args);
             seckill::cli::Cli::parse_from(command).run().await
@@ -83,13 +95,16 @@ async fn main() -> anyhow::Result<()> {
 impl Run {
     async fn run(self) -> anyhow::Result<()> {
         let demand = self.crowd.demand(self.scenario.shape())?;
-        say(format_args!(
-            "{:?}: {} units, {} buyers within {} s",
-            self.scenario,
-            self.crowd.stock,
-            demand.buyers,
-            demand.window.as_secs_f64()
-        ))?;
+        let heading = Heading {
+            name: self.scenario.to_possible_value().map_or_else(String::new, |name| name.get_name().to_owned()),
+            about: format!(
+                "{} units, {} buyers within {} s",
+                self.crowd.stock,
+                demand.buyers,
+                demand.window.as_secs_f64()
+            ),
+        };
+        say(format_args!("{}: {}", heading.name, heading.about))?;
         // Ctrl-C must still stop a sandbox's servers and remove their folder.
         let report = tokio::select! {
             report = self.target.play(&self.crowd, demand) => report?,
@@ -97,6 +112,7 @@ impl Run {
         };
         say(Shown(&report))?;
         write(self.report.as_deref(), &report)?;
+        report::write(self.html.as_deref(), &report, &heading)?;
         ensure!(report.verdict == Verdict::Pass, "promises were not kept");
         Ok(())
     }

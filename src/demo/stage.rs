@@ -143,10 +143,18 @@ impl Stage {
     /// # Errors
     /// When there is no such part, or it cannot be executed.
     pub fn restart(&mut self, name: &str) -> anyhow::Result<()> {
+        self.restart_as(name, &self.program.clone())
+    }
+
+    /// As [`Stage::restart`], this once as another program.
+    ///
+    /// # Errors
+    /// When there is no such part, or it cannot be executed.
+    pub fn restart_as(&mut self, name: &str, program: &Program) -> anyhow::Result<()> {
         let part = self.parts.iter().position(|part| part.process.name() == name);
         let at = part.with_context(|| format!("no part is called {name}"))?;
         self.parts[at].process.kill()?;
-        self.parts[at].process = self.spawn(name, &self.parts[at].role, &self.parts[at].settings)?;
+        self.parts[at].process = self.spawn(name, program, &self.parts[at].role, &self.parts[at].settings)?;
         Ok(())
     }
 
@@ -165,10 +173,15 @@ impl Stage {
             part.process.terminate()?;
             part.process.wait(PATIENCE).await?;
             let part = &self.parts[at];
-            let process = self.spawn(part.process.name(), &part.role, &part.settings)?;
+            let process = self.spawn(part.process.name(), &self.program, &part.role, &part.settings)?;
             self.parts[at].process = process;
         }
         self.wait_until_ready().await
+    }
+
+    /// How the roles are started.
+    pub const fn program(&self) -> &Program {
+        &self.program
     }
 
     /// The process of a part: to be killed, paused and resumed.
@@ -187,14 +200,14 @@ impl Stage {
 
     fn start(&mut self, name: &str, role: &str, settings: Settings) -> anyhow::Result<()> {
         let settings = (self.cast.tune)(&self.sandbox, name, settings);
-        let process = self.spawn(name, role, &settings)?;
+        let process = self.spawn(name, &self.program, role, &settings)?;
         self.parts.push(Part { process, role: role.to_owned(), settings });
         Ok(())
     }
 
-    fn spawn(&self, name: &str, role: &str, settings: &Settings) -> anyhow::Result<Process> {
-        let args: Vec<&str> = self.program.before.iter().map(String::as_str).chain([role]).collect();
-        self.sandbox.spawn(name, &self.program.path, &args, settings)
+    fn spawn(&self, name: &str, program: &Program, role: &str, settings: &Settings) -> anyhow::Result<Process> {
+        let args: Vec<&str> = program.before.iter().map(String::as_str).chain([role]).collect();
+        self.sandbox.spawn(name, &program.path, &args, settings)
     }
 
     /// Returns when every node is ready.

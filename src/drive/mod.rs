@@ -14,7 +14,11 @@ pub mod client;
 
 pub mod demand;
 
+pub mod distribution;
+
 mod life;
+
+pub mod machine;
 
 pub mod operator;
 
@@ -31,6 +35,8 @@ pub mod scene;
 pub mod show;
 
 pub mod stores;
+
+pub mod timeline;
 
 pub mod tokens;
 

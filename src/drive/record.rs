@@ -11,6 +11,7 @@ use super::answer::Answer;
 use super::demand::Plan;
 use super::progress::per_second;
 use super::report::Afterwards;
+use super::timeline::Buckets;
 use crate::api::problem::Code;
 use crate::domain::{OrderId, OrderStatus};
 use crate::promises::{AnswerFact, ClientView};
@@ -61,6 +62,8 @@ pub struct ClientRecord {
     pub accepted_at: Vec<Duration>,
     /// When the last of `refused_at_first` came, from the start of the sale.
     pub last_refused: Duration,
+    /// The same answers by time.
+    pub over_time: Buckets,
 }
 
 impl ClientRecord {
@@ -88,6 +91,7 @@ impl ClientRecord {
             refused_at_first: 0,
             accepted_at: Vec::new(),
             last_refused: Duration::ZERO,
+            over_time: Buckets::default(),
         })
     }
 
@@ -201,12 +205,14 @@ impl Recorder {
     /// One answer to one purchase. `latency` counts from the intended start of the click; `again` is one of a buyer who
     /// came again, without a key.
     pub fn answered(&self, buyer: u32, answer: &Answer, latency: Duration, again: bool) {
-        let since_start = self.start.elapsed();
+        let now = Instant::now();
+        let since_start = now.saturating_duration_since(self.start);
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.tally.requests.fetch_add(1, Relaxed);
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         record.requests += 1;
         record.came_again += u64::from(again);
+        record.over_time.count(self.start, now, answer);
         match answer {
             Answer::Accepted(order) => {
                 self.tally.accepted.fetch_add(1, Relaxed);

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use super::distribution::Distributions;
+use super::machine::Machine;
+use super::timeline::Timeline;
 use crate::promises::{Finding, Standing};
 
 /// Under what circumstances a run took place.
@@ -50,6 +53,9 @@ pub struct Report {
     pub client_errors: u64,
     pub rates: Rates,
     pub latency_ms: Latencies,
+    pub latency_distribution: Distributions,
+    pub timeline: Timeline,
+    pub machine: Machine,
     pub promises: Vec<Finding>,
     /// What else was found about this run; it counts like a promise.
     pub checks: Vec<Finding>,

@@ -1,6 +1,6 @@
 //! One whole run: a sale is put on, buyers come, things settle, and the verdict is spoken.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -8,12 +8,14 @@ use anyhow::Context;
 use super::buyers::{Crowd, Temper};
 use super::client::Client;
 use super::demand::{Demand, Plan};
+use super::machine::Machine;
 use super::operator::{Offer, OnSale, Operator};
 use super::progress;
 use super::record::ClientRecord;
 use super::report::{Report, Setting};
+use super::timeline::Watch;
 use super::tokens::Tokens;
-use super::verdict::{Case, Patience, Rise, watch_rows};
+use super::verdict::{Case, Patience};
 use super::witness::Witness;
 
 /// What a run needs to know.
@@ -53,11 +55,11 @@ impl<W: Witness> Scene<'_, W> {
         let on_sale = Operator::new(&self.client, self.tokens)?.open(&offer).await?;
         let (client, habits) = (Arc::clone(&self.client), self.demand.habits);
         let crowd = Crowd::with_habits(client, Arc::clone(&plan), on_sale.id, on_sale.start, self.temper, habits)?;
-        let rise = Mutex::default();
-        let watching = watch_rows(self.witness, on_sale.id, on_sale.start, &rise);
+        let watch = Watch::default();
+        let watching = watch.run(self.witness, on_sale.id, on_sale.start);
         let (record, report) = tokio::select! {
             never = watching => match never {},
-            judged = self.attend(&plan, on_sale, crowd, &rise) => judged?,
+            judged = self.attend(&plan, on_sale, crowd, &watch) => judged?,
         };
         Ok(Played { on_sale, plan, record, report })
     }
@@ -67,7 +69,7 @@ impl<W: Witness> Scene<'_, W> {
         plan: &Plan,
         on_sale: OnSale,
         crowd: Arc<Crowd>,
-        rise: &Mutex<Rise>,
+        watch: &Watch,
     ) -> anyhow::Result<(ClientRecord, Report)> {
         tokio::select! {
             never = progress::show(&crowd.recorder.tally, plan.clicks.len(), on_sale.start) => match never {},
@@ -81,10 +83,13 @@ impl<W: Witness> Scene<'_, W> {
             sale: on_sale.id,
             record: &record,
             setting: self.setting.clone(),
-            rise,
+            last_rise: &watch.last_rise,
             patience: self.patience,
         };
-        let report = case.judge().await?;
+        let mut report = case.judge().await?;
+        report.timeline = watch.timeline(&record.over_time);
+        report.rates.persisted = report.timeline.persisted_per_second();
+        report.machine = Machine::here(self.witness.versions().await);
         Ok((record, report))
     }
 }

@@ -10,7 +10,7 @@ use crate::promises::Standing;
 pub struct Shown<'a>(pub &'a Report);
 
 /// Refusals in the order in which a purchase can meet them, and what each one means.
-const STAGES: [(&str, &[&str]); 4] = [
+pub const STAGES: [(&str, &[&str]); 4] = [
     (
         "not a request to decide on",
         &[
@@ -111,15 +111,20 @@ impl Shown<'_> {
             };
             writeln!(f, "  {:<18}{holds:<13}{}", finding.name, finding.detail)?;
         }
-        let open = self.0.promises.iter().filter(|finding| finding.holds == Standing::NotChecked).count();
-        let verdict = match self.0.verdict {
-            Verdict::Pass if open == 0 => "pass: every promise holds".to_owned(),
-            Verdict::Pass => format!("pass: no promise is broken, {open} not checked"),
-            Verdict::Fail if self.0.accepted == 0 => "fail: nothing was bought".to_owned(),
-            Verdict::Fail if !self.0.settled => "fail: orders were still on their way when patience ended".to_owned(),
-            Verdict::Fail => "fail: a promise is broken".to_owned(),
-        };
-        write!(f, "\nVerdict  {verdict}")
+        let word = if self.0.verdict == Verdict::Pass { "pass" } else { "fail" };
+        write!(f, "\nVerdict  {word}: {}", verdict_in_words(self.0))
+    }
+}
+
+/// Why the verdict is what it is.
+pub fn verdict_in_words(report: &Report) -> String {
+    let open = report.promises.iter().filter(|finding| finding.holds == Standing::NotChecked).count();
+    match report.verdict {
+        Verdict::Pass if open == 0 => "every promise holds".to_owned(),
+        Verdict::Pass => format!("no promise is broken, {open} not checked"),
+        Verdict::Fail if report.accepted == 0 => "nothing was bought".to_owned(),
+        Verdict::Fail if !report.settled => "orders were still on their way when patience ended".to_owned(),
+        Verdict::Fail => "a promise is broken".to_owned(),
     }
 }
 

@@ -4,7 +4,6 @@
 //! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,9 +16,12 @@ use super::buyers::Seen;
 use super::checks;
 use super::client::Client;
 use super::demand::Plan;
+use super::distribution::{Distribution, Distributions};
+use super::machine::Machine;
 use super::progress::per_second;
 use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
+use super::timeline::Timeline;
 use super::witness::Witness;
 use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
 use crate::promises::{self, ClientView, Finding, Flow, LedgerView, NAMES, Snapshot, Standing};
@@ -55,38 +57,9 @@ pub struct Case<'a, W> {
     pub sale: SaleId,
     pub record: &'a ClientRecord,
     pub setting: Setting,
-    /// How the ledger filled, as [`watch_rows`] saw it.
-    pub rise: &'a Mutex<Rise>,
+    /// From the start of the sale to the last new row, as [`super::timeline::Watch`] sees it.
+    pub last_rise: &'a Mutex<Duration>,
     pub patience: Patience,
-}
-
-/// How many units were held by rows, each time that it was more than ever before.
-#[derive(Debug, Default)]
-pub struct Rise(Vec<(Duration, i64)>);
-
-impl Rise {
-    /// Units per second up to nine tenths of the most: the last ones may be units that came back and went again.
-    fn per_second(&self) -> u64 {
-        let most = self.0.last().map_or(0, |(_, units)| *units);
-        let reached = self.0.iter().find(|(_, units)| units * 10 >= most * 9);
-        reached.map_or(0, |(at, units)| per_second(units.unsigned_abs(), *at))
-    }
-}
-
-/// Watches the ledger fill, until dropped.
-pub async fn watch_rows<W: Witness>(witness: &W, sale: SaleId, start: Instant, rise: &Mutex<Rise>) -> Infallible {
-    let mut ticks = interval(Duration::from_millis(100));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut seen = 0;
-    loop {
-        ticks.tick().await;
-        // A ledger that does not answer now is asked again at the next tick.
-        let Ok(Some(sold)) = witness.sold(sale).await else { continue };
-        if sold > seen {
-            seen = sold;
-            rise.lock().unwrap_or_else(PoisonError::into_inner).0.push((start.elapsed(), sold));
-        }
-    }
 }
 
 impl<W: Witness> Case<'_, W> {
@@ -120,7 +93,8 @@ impl<W: Witness> Case<'_, W> {
         let settled = snapshot.flow.is_none_or(Flow::is_settled);
         let checks = self.checks(Some(&snapshot.ledger));
         let mut report = self.report(promises::check(&snapshot), checks, settled);
-        report.rates.persisted = self.rise.lock().unwrap_or_else(PoisonError::into_inner).per_second();
+        let rows_took = *self.last_rise.lock().unwrap_or_else(PoisonError::into_inner);
+        report.rates.persisted = per_second(snapshot.ledger.orders.len() as u64, rows_took);
         report.orders = orders;
         report.oversold = short.oversold;
         report.unsold = Some(short.unsold);
@@ -257,6 +231,12 @@ impl<W: Witness> Case<'_, W> {
                 accepted: Quantiles::of(&record.accepted_us),
                 refused: Quantiles::of(&record.refused_us),
             },
+            latency_distribution: Distributions {
+                accepted: Distribution::of(&record.accepted_us),
+                refused: Distribution::of(&record.refused_us),
+            },
+            timeline: Timeline::default(),
+            machine: Machine::default(),
             verdict: Verdict::of(promises.iter().chain(&checks), accepted, settled),
             promises,
             checks,

@@ -75,7 +75,7 @@ impl Entry {
             sale: sale_id,
             record: &record,
             setting: Setting { nodes: 2, stock: fault.wish.stock, ..Setting::default() },
-            rise: &Mutex::default(),
+            last_rise: &Mutex::default(),
             patience: Patience { settle: REPAIRED_WITHIN, second_look: Duration::from_millis(500) },
         };
         let report = self.judge(&case).await.context("the verdict")?;
@@ -149,7 +149,10 @@ impl Display for Entry {
 mod tests {
     use std::collections::BTreeMap;
 
+    use seckill::drive::distribution::Distributions;
+    use seckill::drive::machine::Machine;
     use seckill::drive::report::{Latencies, Quantiles, Rates};
+    use seckill::drive::timeline::Timeline;
 
     use super::*;
 
@@ -186,6 +189,9 @@ mod tests {
             client_errors: 0,
             rates: Rates::default(),
             latency_ms: Latencies { accepted: none, refused: none },
+            latency_distribution: Distributions::default(),
+            timeline: Timeline::default(),
+            machine: Machine::default(),
             promises: vec![Finding { name: broken, holds: Standing::Broken, detail: String::new() }],
             verdict: Verdict::Fail,
             settled: true,

@@ -4,6 +4,7 @@
 //! The servers are private and real, the roles of the service are processes of their own. A fault says beforehand
 //! which promises it may cost; only a Redis that lost data may cost any, and what it cost is counted and printed.
 
+mod crashes;
 mod entry;
 mod ground;
 mod kafka;
@@ -92,7 +93,8 @@ struct Drill {
 }
 
 fn all() -> Vec<Fault> {
-    [roles::FAULTS, redis::FAULTS, kafka::FAULTS, postgres::FAULTS, messages::FAULTS, orders::FAULTS].concat()
+    [roles::FAULTS, crashes::FAULTS, redis::FAULTS, kafka::FAULTS, postgres::FAULTS, messages::FAULTS, orders::FAULTS]
+        .concat()
 }
 
 impl Faults {

@@ -15,6 +15,7 @@ use super::client::{Client, Limits};
 use super::demand::{Demand, Plan, Shape};
 use super::record::ClientRecord;
 use super::report::{Report, Setting, Verdict};
+use super::timeline::{Bucket, Watch};
 use super::tokens::Tokens;
 use super::verdict::{Case, Patience};
 use super::witness::{Outsider, Witness};
@@ -62,7 +63,7 @@ async fn judge<W: Witness>(run: &Run, witness: &W, stock: u32) -> Report {
     let patience = Patience { settle: Duration::from_secs(2), second_look: Duration::from_millis(1) };
     let setting = Setting { broker: "none".into(), redis_fsync: "none".into(), nodes: 2, stock };
     let Run { plan, client, record } = run;
-    let case = Case { witness, client, plan, sale: sale(), record, setting, rise: &Mutex::default(), patience };
+    let case = Case { witness, client, plan, sale: sale(), record, setting, last_rise: &Mutex::default(), patience };
     case.judge().await.expect("a verdict")
 }
 
@@ -89,6 +90,10 @@ async fn an_honest_shop_passes_and_every_request_is_counted_once() {
     assert_eq!((report.requests, report.requests), (counted, run.plan.clicks.len() as u64), "{:?}", run.record.samples);
     assert_eq!(report.orders["created"], report.accepted);
     assert!(report.latency_ms.accepted.p50 > 0.0);
+    let over_time = Watch::default().timeline(&run.record.over_time);
+    let in_bucket = |b: &Bucket| b.accepted + b.refused.values().sum::<u64>() + b.unconfirmed + b.client_errors;
+    assert_eq!(over_time.buckets.iter().map(in_bucket).sum::<u64>(), report.requests);
+    assert!(over_time.buckets[0].at_ms < 0, "some came early");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,80 @@
+//! The funnel: what became of all purchases that were sent, stage by stage.
+
+use seckill::drive::report::Report;
+use seckill::drive::show::STAGES;
+
+use super::html::Text;
+use super::plot::{number, put};
+
+/// Colours of [`STAGES`], in their order, by class of the style sheet.
+pub const COLOURS: [&str; STAGES.len()] = ["malformed", "door", "hours", "stock"];
+
+/// What one stage took out of the stream.
+struct Loss {
+    what: &'static str,
+    detail: String,
+    colour: &'static str,
+    count: u64,
+}
+
+pub fn section(out: &mut String, report: &Report) {
+    out.push_str("<h2>The funnel</h2>\n<ol class=\"funnel card\">\n");
+    let mut row = |what: &str, detail: &str, count: u64, left: u64, colour: &str| {
+        let share = |count: u64| 100.0 * count as f64 / (report.requests.max(1) as f64);
+        let part = |class: &str, count: u64| {
+            let some = if count > 0 { " some" } else { "" };
+            format!("<i class=\"{class}{some}\" style=\"width:{:.2}%\"></i>", share(count).min(100.0))
+        };
+        let detail = if detail.is_empty() { String::new() } else { format!("<small>{}</small>", Text(detail)) };
+        put(
+            out,
+            format_args!(
+                "<li><span>{}{detail}</span><span class=\"count\">{}</span><span class=\"bar\">{}{}</span></li>\n",
+                Text(what),
+                number(count as f64),
+                part("left", left),
+                part(colour, count),
+            ),
+        );
+    };
+    row("purchases sent", "", report.requests, 0, "edge");
+    let mut left = report.requests;
+    for Loss { what, detail, colour, count } in losses(report) {
+        left = left.saturating_sub(count);
+        if count > 0 {
+            row(what, &detail, count, left, colour);
+        }
+    }
+    // What is left are answers 202; a repeated purchase gets the same order again.
+    let repeated = left.saturating_sub(report.accepted);
+    if repeated > 0 {
+        row("the same order again", "202 to a repeated purchase", repeated, report.accepted, "edge");
+    }
+    row("accepted", "distinct orders answered 202", report.accepted, 0, "accepted");
+    let rows: u64 = report.orders.values().sum();
+    let states: Vec<_> =
+        report.orders.iter().map(|(state, count)| format!("{state} {}", number(*count as f64))).collect();
+    row("rows in the ledger", &states.join(", "), rows, 0, "accepted");
+    out.push_str("</ol>\n");
+}
+
+fn losses(report: &Report) -> Vec<Loss> {
+    let unsent = Loss {
+        what: "not sent, or not understood",
+        detail: "connections that failed, answers outside the contract".to_owned(),
+        colour: "error",
+        count: report.client_errors,
+    };
+    let stages = STAGES.iter().zip(COLOURS).map(|((what, codes), colour)| {
+        let met: Vec<_> = codes.iter().filter_map(|code| report.refused.get_key_value(code)).collect();
+        let detail: Vec<_> = met.iter().map(|(code, count)| format!("{code} {}", number(**count as f64))).collect();
+        Loss { what, detail: detail.join(", "), colour, count: met.iter().map(|(_, count)| **count).sum() }
+    });
+    let open = Loss {
+        what: "left without a decision",
+        detail: "5xx, timeouts, resets; their buyers asked again".to_owned(),
+        colour: "undecided",
+        count: report.unconfirmed,
+    };
+    [unsent].into_iter().chain(stages).chain([open]).collect()
+}
