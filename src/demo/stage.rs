@@ -271,7 +271,9 @@ pub fn open_doors(settings: Settings) -> Settings {
     let mut settings = closed_doors(settings);
     settings.admission.node_per_second = 1_000_000;
     settings.admission.node_burst = 1_000_000;
-    settings.admission.user_burst = settings.admission.user_burst.max(20);
+    // A buyer of several sales clicks several times in each, and comes again when units show.
+    settings.admission.user_per_second = settings.admission.user_per_second.max(20);
+    settings.admission.user_burst = settings.admission.user_burst.max(40);
     settings.admission.max_tracked = settings.admission.max_tracked.max(1_000_000);
     settings
 }

@@ -28,6 +28,25 @@ pub struct Timeline {
 }
 
 impl Timeline {
+    /// Adds the course of another sale that went on at the same time.
+    pub fn add(&mut self, other: Self) {
+        let mut all: BTreeMap<i64, Bucket> =
+            std::mem::take(&mut self.buckets).into_iter().map(|bucket| (bucket.at_ms, bucket)).collect();
+        for bucket in other.buckets {
+            let sum = all.entry(bucket.at_ms).or_insert_with(|| Bucket { at_ms: bucket.at_ms, ..Bucket::default() });
+            sum.accepted += bucket.accepted;
+            sum.unconfirmed += bucket.unconfirmed;
+            sum.client_errors += bucket.client_errors;
+            for (code, count) in bucket.refused {
+                *sum.refused.entry(code).or_default() += count;
+            }
+            let add = |one: Option<i64>, two: Option<i64>| one.map_or(two, |one| Some(one + two.unwrap_or(0)));
+            sum.remaining = add(sum.remaining, bucket.remaining);
+            sum.sold = add(sum.sold, bucket.sold);
+        }
+        *self = Self { bucket_ms: BUCKET_MS, buckets: all.into_values().collect() };
+    }
+
     /// Units per second that became rows, to nine tenths of the most that rows ever held: the last ones may be units
     /// that came back and went again.
     pub fn persisted_per_second(&self) -> u64 {
