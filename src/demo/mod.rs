@@ -128,7 +128,8 @@ pub async fn rush(
         stock,
     };
     let client = Client::new(&stage.urls, limits)?;
-    let played = Scene::new(Arc::new(client), tokens, &witness, demand, setting, temper).play().await?;
+    let scene = Scene::new(Arc::new(client), tokens, &witness, demand, setting, temper);
+    let played = Box::pin(scene.play()).await?;
     stage.check()?;
     Ok(played.report)
 }

@@ -54,7 +54,7 @@ pub async fn play(
             ..scene
         });
     }
-    let acts = futures_util::future::try_join_all(scenes.into_iter().map(Scene::act));
+    let acts = futures_util::future::try_join_all(scenes.into_iter().map(|scene| Box::pin(scene.act())));
     let played = tokio::select! {
         never = progress::show(&tally) => match never {},
         played = acts => played?,
