@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::ground::Ground;
-use super::round::{Round, until};
+use super::round::{Round, Wish, until};
 use super::{Fault, Figures, topic};
 
 pub const FAULTS: &[Fault] = &[
@@ -22,7 +22,8 @@ pub const FAULTS: &[Fault] = &[
     }),
     Fault::new("kafka-topic-recreated", "the topic is deleted with all its orders, and made anew", |g, r| {
         Box::pin(topic_recreated(g, r))
-    }),
+    })
+    .with(Wish { stock: 1_200, buyers: 2_000, window: Duration::from_secs(20), ..Wish::USUAL }),
 ];
 
 /// Figures of an outage in which the sale must go on.
