@@ -2,6 +2,8 @@
 //!
 //! All of the work is done by `seckill::drive`; this program only says against what it is done.
 
+mod bench;
+
 mod crowd;
 
 mod faults;
@@ -37,6 +39,8 @@ enum Command {
     Run(Box<Run>),
     /// Makes faults happen to a private service under load, one after the other, and judges each.
     Faults(faults::Faults),
+    /// Measures the speed of a private service beside baselines on the same machine.
+    Bench(Box<bench::Bench>),
     /// One role of the service, for the sandbox's own processes.
     #[command(hide = true)]
     Role {
@@ -85,6 +89,7 @@ async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Run(run) => run.run().await,
         Command::Faults(faults) => Box::pin(faults.run()).await,
+        Command::Bench(bench) => Box::pin(bench.run()).await,
         Command::Role { args } => {
             let command = std::iter::once("seckill".to_owned()).chain(args);
             seckill::cli::Cli::parse_from(command).run().await
