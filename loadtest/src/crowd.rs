@@ -62,6 +62,7 @@ impl Crowd {
             keyed: self.keyed,
             max_quantity: self.max_quantity,
             seed: self.seed,
+            ..Demand::default()
         })
     }
 

@@ -21,8 +21,8 @@ pub struct Offer {
     pub name: String,
     /// Units.
     pub stock: u32,
-    /// Units of them for the time when Redis is away. With none, sold out means sold at once.
-    pub reserve: u32,
+    /// Units of them for the time when Redis is away; `None` is what the service keeps by default.
+    pub reserve: Option<u32>,
     pub max_quantity: u32,
     /// From the moment of the call to the start of the sale: time for every node to hear of it.
     pub starts_in: Duration,

@@ -31,11 +31,12 @@ pub async fn show(tally: &Tally, clicks: usize, start: Instant) -> Infallible {
 fn line(tally: &Tally, clicks: usize, rate: u64, since_start: Option<Duration>) -> String {
     let clock = since_start.map_or_else(|| "  before".to_owned(), |passed| format!("{:>7.1}s", passed.as_secs_f64()));
     format!(
-        "{clock}  {:>7} of {clicks} clicks  {rate:>6}/s  accepted {:>6}  refused {:>6}  unconfirmed {:>4}",
+        "{clock}  {:>7} of {clicks} clicks  {rate:>6}/s  accepted {:>6}  refused {:>6}  unconfirmed {:>4}  ended {:>6}",
         tally.requests.load(Relaxed),
         tally.accepted.load(Relaxed),
         tally.refused.load(Relaxed),
         tally.unconfirmed.load(Relaxed),
+        tally.ended.load(Relaxed),
     )
 }
 

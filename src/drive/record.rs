@@ -1,6 +1,6 @@
 //! What the buyers were told: the evidence that the verdict judges by.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,9 +9,11 @@ use hdrhistogram::Histogram;
 
 use super::answer::Answer;
 use super::demand::Plan;
+use super::progress::per_second;
+use super::report::Afterwards;
 use super::timeline::Buckets;
 use crate::api::problem::Code;
-use crate::domain::OrderId;
+use crate::domain::{OrderId, OrderStatus};
 use crate::promises::{AnswerFact, ClientView};
 
 /// Samples of odd answers that are kept as text.
@@ -37,6 +39,14 @@ pub struct ClientRecord {
     /// Connections that could not be made (nothing was sent), and answers outside the contract.
     pub client_errors: u64,
     pub samples: Vec<String>,
+    /// Orders among `accepted` of buyers who came again, without a key.
+    pub second: HashSet<OrderId>,
+    /// How orders ended, as their buyers were told.
+    pub ends: HashMap<OrderId, OrderStatus>,
+    /// Purchases of buyers who came again because the sale showed units.
+    pub came_again: u64,
+    /// What came of waiting for units; `None` for a crowd that does not live on after its purchases.
+    pub waiting: Option<Waiting>,
     /// Buyers with at least one unconfirmed answer.
     pub unconfirmed_buyers: HashSet<u32>,
     /// Buyers that asked after an unknown answer and found an order.
@@ -46,9 +56,11 @@ pub struct ClientRecord {
     /// Microseconds from the intended start of a click to its answer.
     pub accepted_us: Histogram<u64>,
     pub refused_us: Histogram<u64>,
-    /// When the last new order was accepted, from the start of the sale.
-    pub last_accepted: Duration,
-    /// When the last refusal came, from the start of the sale.
+    /// Refusals of buyers who did not come again.
+    pub refused_at_first: u64,
+    /// When each new order of buyers who did not come again was accepted, from the start of the sale.
+    pub accepted_at: Vec<Duration>,
+    /// When the last of `refused_at_first` came, from the start of the sale.
     pub last_refused: Duration,
     /// The same answers by time.
     pub over_time: Buckets,
@@ -67,32 +79,67 @@ impl ClientRecord {
             http_5xx: 0,
             client_errors: 0,
             samples: Vec::new(),
+            second: HashSet::new(),
+            ends: HashMap::new(),
+            came_again: 0,
+            waiting: None,
             unconfirmed_buyers: HashSet::new(),
             found: 0,
             gave_up: 0,
             accepted_us: histogram()?,
             refused_us: histogram()?,
-            last_accepted: Duration::ZERO,
+            refused_at_first: 0,
+            accepted_at: Vec::new(),
             last_refused: Duration::ZERO,
             over_time: Buckets::default(),
         })
     }
 
     /// Whether some buyer was told that nothing is left, which is true only once the demand has used up the stock.
-    pub fn told_sold_out(&self) -> bool {
+    fn told_sold_out(&self) -> bool {
         self.refused.contains_key(Code::SoldOut.name())
     }
 
+    /// Whether buyers asked for at least as many units as there are; `None` if the crowd left before it could tell.
+    pub fn reached(&self, plan: &Plan, stock: u32) -> Option<bool> {
+        match self.waiting {
+            // Whoever still wants a unit came again whenever the sale showed one.
+            Some(waiting) => (waiting.end != End::SentAway).then_some(waiting.wanting > 0),
+            None => Some(self.told_sold_out() || self.accepted_units(plan) >= u64::from(stock)),
+        }
+    }
+
     /// Units that 202 answers promised.
-    pub fn accepted_units(&self, plan: &Plan) -> u64 {
+    fn accepted_units(&self, plan: &Plan) -> u64 {
         self.accepted.iter().map(|(_, buyer)| u64::from(plan.buyers[*buyer as usize].quantity)).sum()
+    }
+
+    /// New orders per second, to nine tenths of them: the last ones may be units that came back.
+    pub fn accepted_per_second(&self) -> u64 {
+        let most = self.accepted_at.len() * 9 / 10;
+        self.accepted_at.get(most).map_or(0, |at| per_second(most as u64 + 1, *at))
+    }
+
+    /// What buyers did after their purchase.
+    pub fn afterwards(&self) -> Afterwards {
+        let ended = |end: OrderStatus| self.ends.values().filter(|status| **status == end).count() as u64;
+        Afterwards {
+            paid: ended(OrderStatus::Paid),
+            cancelled: ended(OrderStatus::Cancelled),
+            expired: ended(OrderStatus::Expired),
+            came_again: self.came_again,
+            bought_again: self.second.len() as u64,
+            unfinished: self.waiting.map_or(0, |waiting| waiting.unfinished),
+            still_wanted: self.waiting.map_or(0, |waiting| waiting.wanting),
+        }
     }
 
     /// The record as the promises look at it.
     pub fn view(&self, plan: &Plan) -> ClientView {
         let answer = |&(order, buyer): &(OrderId, u32)| {
             let buyer = &plan.buyers[buyer as usize];
-            AnswerFact { user: buyer.user.clone(), order, key: buyer.key.clone() }
+            let key = buyer.key.clone().filter(|_| !self.second.contains(&order));
+            AnswerFact { user: buyer.user.clone(), order, key }
         };
         ClientView {
             answers: self.accepted.iter().map(answer).collect(),
@@ -108,6 +155,27 @@ impl ClientRecord {
     }
 }
 
+/// How a crowd stood when it left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Buyers without an order whose last word was that too few units are left.
+    pub wanting: u64,
+    /// Orders of which their buyers did not see the end.
+    pub unfinished: u64,
+    pub end: End,
+}
+
+/// Why a crowd left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Every order was paid, cancelled or expired, and nothing was left or nobody wanted any.
+    Act,
+    /// Its patience ended.
+    Patience,
+    /// It was sent away.
+    SentAway,
+}
+
 /// Counters for a progress line, readable while buyers run.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -115,6 +183,10 @@ pub struct Tally {
     pub accepted: AtomicU64,
     pub refused: AtomicU64,
     pub unconfirmed: AtomicU64,
+    /// Orders that ended, paid or not, as far as their buyers know.
+    pub ended: AtomicU64,
+    /// Those of them that were paid.
+    pub paid: AtomicU64,
 }
 
 /// Collects answers from all buyers.
@@ -130,8 +202,9 @@ impl Recorder {
         Ok(Self { start, tally: Tally::default(), record: Mutex::new(ClientRecord::new()?) })
     }
 
-    /// One answer to one purchase. `latency` counts from the intended start of the click.
-    pub fn answered(&self, buyer: u32, answer: &Answer, latency: Duration) {
+    /// One answer to one purchase. `latency` counts from the intended start of the click; `again` is one of a buyer who
+    /// came again, without a key.
+    pub fn answered(&self, buyer: u32, answer: &Answer, latency: Duration, again: bool) {
         let now = Instant::now();
         let since_start = now.saturating_duration_since(self.start);
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
@@ -139,6 +212,7 @@ impl Recorder {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         record.requests += 1;
         record.over_time.count(self.start, now, answer);
+        record.came_again += u64::from(again);
         match answer {
             Answer::Accepted(order) => {
                 self.tally.accepted.fetch_add(1, Relaxed);
@@ -146,14 +220,21 @@ impl Recorder {
                 record.accepted_us.saturating_record(us);
                 // A replay is an answer, but no sale.
                 if record.accepted.insert((*order, buyer)) {
-                    record.last_accepted = since_start;
+                    if again {
+                        record.second.insert(*order);
+                    } else {
+                        record.accepted_at.push(since_start);
+                    }
                 }
             }
-            Answer::Refused(code) => {
+            Answer::Refused(refusal) => {
                 self.tally.refused.fetch_add(1, Relaxed);
-                *record.refused.entry(code).or_default() += 1;
+                *record.refused.entry(refusal.code).or_default() += 1;
                 record.refused_us.saturating_record(us);
-                record.last_refused = since_start;
+                if !again {
+                    record.refused_at_first += 1;
+                    record.last_refused = since_start;
+                }
             }
             Answer::Undecided { status, .. } => {
                 self.tally.unconfirmed.fetch_add(1, Relaxed);
@@ -176,6 +257,18 @@ impl Recorder {
     /// A buyer's patience ended without a decision.
     pub fn gave_up(&self) {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up += 1;
+    }
+
+    /// A buyer learned how an order ended.
+    pub fn ended(&self, order: OrderId, status: OrderStatus) {
+        self.tally.ended.fetch_add(1, Relaxed);
+        self.tally.paid.fetch_add(u64::from(status == OrderStatus::Paid), Relaxed);
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).ends.insert(order, status);
+    }
+
+    /// The crowd leaves.
+    pub fn left(&self, waiting: Waiting) {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).waiting = Some(waiting);
     }
 
     pub fn into_record(self) -> ClientRecord {

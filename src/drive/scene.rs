@@ -47,8 +47,7 @@ impl<W: Witness> Scene<'_, W> {
         let offer = Offer {
             name: "flash sale".to_owned(),
             stock: self.setting.stock,
-            // Sold out must mean sold: nothing in the demo moves the rest of a reserve into Redis.
-            reserve: 0,
+            reserve: None,
             max_quantity: self.demand.max_quantity,
             starts_in: NOTICE + self.demand.lead,
             lasts: Duration::from_secs(24 * 3600),
@@ -59,7 +58,8 @@ impl<W: Witness> Scene<'_, W> {
 
     /// Plays a plan at a sale that is on, from the first click to the report.
     pub async fn play_at(self, on_sale: OnSale, plan: Arc<Plan>) -> anyhow::Result<Played> {
-        let crowd = Crowd::new(Arc::clone(&self.client), Arc::clone(&plan), on_sale.id, on_sale.start, self.temper)?;
+        let (client, habits) = (Arc::clone(&self.client), self.demand.habits);
+        let crowd = Crowd::with_habits(client, Arc::clone(&plan), on_sale.id, on_sale.start, self.temper, habits)?;
         let watch = Watch::default();
         let watching = watch.run(self.witness, on_sale.id, on_sale.start);
         let (record, report) = tokio::select! {
@@ -78,7 +78,7 @@ impl<W: Witness> Scene<'_, W> {
     ) -> anyhow::Result<(ClientRecord, Report)> {
         tokio::select! {
             never = progress::show(&crowd.recorder.tally, plan.clicks.len(), on_sale.start) => match never {},
-            () = crowd.run() => {}
+            () = crowd.run_before(self.witness) => {}
         }
         let record = crowd.into_record().context("a buyer is still at it")?;
         let case = Case {
@@ -88,7 +88,7 @@ impl<W: Witness> Scene<'_, W> {
             sale: on_sale.id,
             record: &record,
             setting: self.setting.clone(),
-            last_rise: &watch.last_rise,
+            rise: &watch.rise,
             patience: self.patience,
         };
         let mut report = case.judge().await?;

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 
-use super::report::{Quantiles, Report, Verdict};
+use super::report::{Afterwards, Quantiles, Report, Verdict};
 use crate::api::problem::Code;
 use crate::promises::Standing;
 
@@ -31,6 +31,7 @@ pub const STAGES: [(&str, &[&str]); 4] = [
 impl Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.funnel(f)?;
+        self.afterwards(f)?;
         self.orders(f)?;
         self.speed(f)?;
         self.promises(f)
@@ -53,6 +54,23 @@ impl Shown<'_> {
         line(f, "left without a decision", report.unconfirmed, "5xx, timeouts, resets; their buyers asked again")?;
         line(f, "not sent, or not understood", report.client_errors, "")?;
         line(f, "accepted", report.accepted, "distinct orders answered 202")
+    }
+
+    fn afterwards(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let after = self.0.afterwards;
+        if after == Afterwards::default() {
+            return Ok(());
+        }
+        writeln!(f, "\nAfter the purchase")?;
+        line(f, "paid", after.paid, "")?;
+        line(f, "cancelled", after.cancelled, "by their buyers; the units were on sale again")?;
+        line(f, "expired", after.expired, "not paid in time; the auditor put the units on sale again")?;
+        if after.unfinished > 0 {
+            line(f, "neither paid nor closed", after.unfinished, "")?;
+        }
+        line(f, "purchases of who came again", after.came_again, "because the sale showed units")?;
+        line(f, "orders that came of them", after.bought_again, "units sold again, or out of the reserve")?;
+        line(f, "buyers left without a unit", after.still_wanted, "")
     }
 
     fn orders(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,7 +103,7 @@ impl Shown<'_> {
 
     fn promises(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\nPromises")?;
-        for finding in &self.0.promises {
+        for finding in self.0.promises.iter().chain(&self.0.checks) {
             let holds = match finding.holds {
                 Standing::Holds => "holds",
                 Standing::Broken => "BROKEN",

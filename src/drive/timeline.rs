@@ -12,6 +12,7 @@ use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::answer::Answer;
+use super::progress::per_second;
 use super::witness::Witness;
 use crate::domain::SaleId;
 
@@ -60,7 +61,7 @@ impl Buckets {
         let bucket = self.at(start, now);
         match answer {
             Answer::Accepted(_) => bucket.accepted += 1,
-            Answer::Refused(code) => *bucket.refused.entry(code).or_default() += 1,
+            Answer::Refused(refusal) => *bucket.refused.entry(refusal.code).or_default() += 1,
             Answer::Undecided { .. } => bucket.unconfirmed += 1,
             Answer::NotSent(_) | Answer::Foreign(_) => bucket.client_errors += 1,
         }
@@ -76,11 +77,29 @@ fn number(start: Instant, now: Instant) -> i64 {
     }
 }
 
+/// How many units were held by rows, each time that it was more than ever before.
+#[derive(Debug, Default)]
+pub struct Rise(Vec<(Duration, i64)>);
+
+impl Rise {
+    fn saw(&mut self, at: Duration, units: i64) {
+        if units > self.0.last().map_or(0, |(_, most)| *most) {
+            self.0.push((at, units));
+        }
+    }
+
+    /// Units per second up to nine tenths of the most: the last ones may be units that came back and went again.
+    pub fn per_second(&self) -> u64 {
+        let most = self.0.last().map_or(0, |(_, units)| *units);
+        let reached = self.0.iter().find(|(_, units)| units * 10 >= most * 9);
+        reached.map_or(0, |(at, units)| per_second(units.unsigned_abs(), *at))
+    }
+}
+
 /// Watches the stores while a run goes on.
 #[derive(Debug, Default)]
 pub struct Watch {
-    /// From the start of the sale to the last time at which the units held by rows were seen to have risen.
-    pub last_rise: Mutex<Duration>,
+    pub rise: Mutex<Rise>,
     seen: Mutex<Buckets>,
 }
 
@@ -95,16 +114,12 @@ impl Watch {
 
     async fn watch_rows<W: Witness>(&self, witness: &W, sale: SaleId, start: Instant) -> Infallible {
         let mut ticks = ticks();
-        let mut most = 0;
         loop {
             ticks.tick().await;
             // A ledger that does not answer now is asked again at the next tick.
             let Ok(Some(sold)) = witness.sold(sale).await else { continue };
             self.note(start, |bucket| bucket.sold = Some(sold));
-            if sold > most {
-                most = sold;
-                *self.last_rise.lock().unwrap_or_else(PoisonError::into_inner) = start.elapsed();
-            }
+            self.rise.lock().unwrap_or_else(PoisonError::into_inner).saw(start.elapsed(), sold);
         }
     }
 
@@ -152,6 +167,7 @@ fn ticks() -> tokio::time::Interval {
 
 #[cfg(test)]
 mod tests {
+    use super::super::answer::Refusal;
     use super::*;
 
     const OPEN: Answer = Answer::Undecided { status: Some(503), retry_after: None };
@@ -172,7 +188,8 @@ mod tests {
     fn a_timeline_has_every_answer_once_every_sample_and_no_gaps() {
         let start = Instant::now();
         let (watch, mut answers) = (Watch::default(), Buckets::default());
-        for (ms, answer) in [(0, OPEN), (10, Answer::Refused("sold_out")), (320, Answer::Refused("sold_out"))] {
+        let sold_out = Answer::Refused(Refusal { code: "sold_out", order: None });
+        for (ms, answer) in [(0, OPEN), (10, sold_out.clone()), (320, sold_out)] {
             answers.count(start, start + Duration::from_millis(ms), &answer);
         }
         watch.seen.lock().expect("no panic").at(start, start + Duration::from_millis(510)).sold = Some(7);

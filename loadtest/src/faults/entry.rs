@@ -75,7 +75,7 @@ impl Entry {
             sale: sale_id,
             record: &record,
             setting: Setting { nodes: 2, stock: fault.wish.stock, ..Setting::default() },
-            last_rise: &Mutex::default(),
+            rise: &Mutex::default(),
             patience: Patience { settle: REPAIRED_WITHIN, second_look: Duration::from_millis(500) },
         };
         let report = self.judge(&case).await.context("the verdict")?;
@@ -195,6 +195,7 @@ mod tests {
             promises: vec![Finding { name: broken, holds: Standing::Broken, detail: String::new() }],
             verdict: Verdict::Fail,
             settled: true,
+            ..Report::default()
         }
     }
 

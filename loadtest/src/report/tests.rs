@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use seckill::drive::distribution::{Distribution, Distributions};
 use seckill::drive::machine::Machine;
-use seckill::drive::report::{Latencies, Quantiles, Rates};
+use seckill::drive::report::{Afterwards, Latencies, Quantiles, Rates};
 use seckill::drive::timeline::{Bucket, Timeline};
 use seckill::promises::{Finding, NAMES, Standing};
 
@@ -30,6 +30,7 @@ fn empty() -> Report {
         refused: BTreeMap::new(),
         unconfirmed: 0,
         orders: BTreeMap::new(),
+        afterwards: Afterwards::default(),
         oversold: 0,
         unsold: None,
         duplicates: 0,
@@ -43,6 +44,7 @@ fn empty() -> Report {
         timeline: Timeline::default(),
         machine: Machine::default(),
         promises: Vec::new(),
+        checks: Vec::new(),
         verdict: Verdict::Fail,
         settled: true,
     }
@@ -74,6 +76,7 @@ fn full() -> Report {
         refused: refused.clone(),
         unconfirmed: 404,
         orders: BTreeMap::from([("created", 1_503), ("rejected", 12)]),
+        afterwards: Afterwards::default(),
         oversold: 13,
         unsold: Some(14),
         duplicates: 15,
@@ -92,6 +95,7 @@ fn full() -> Report {
         promises: NAMES
             .map(|name| Finding { name, holds: Standing::Holds, detail: format!("the figures of {name}") })
             .to_vec(),
+        checks: Vec::new(),
         verdict: Verdict::Pass,
         settled: true,
     }

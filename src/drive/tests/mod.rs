@@ -1,5 +1,7 @@
 //! The buyers and the verdict against a shop whose faults are known.
 
+mod afterwards;
+
 mod shop;
 
 use std::sync::{Arc, Mutex};
@@ -51,8 +53,9 @@ async fn crowd(shop: &Shop, demand: &Demand, in_flight: usize) -> Run {
     let client = Arc::new(Client::new(&[&shop.url, &shop.url], limits).expect("a base URL"));
     let start = Instant::now() + Duration::from_millis(100);
     let temper = Temper { in_flight, patience: Duration::from_secs(20), pause: Duration::from_millis(5) };
-    let crowd = Crowd::new(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper).expect("a crowd");
-    crowd.run().await;
+    let crowd = Crowd::with_habits(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper, demand.habits)
+        .expect("a crowd");
+    crowd.run_before(shop).await;
     Run { plan, client, record: crowd.into_record().expect("nobody else holds the crowd") }
 }
 
@@ -60,7 +63,7 @@ async fn judge<W: Witness>(run: &Run, witness: &W, stock: u32) -> Report {
     let patience = Patience { settle: Duration::from_secs(2), second_look: Duration::from_millis(1) };
     let setting = Setting { broker: "none".into(), redis_fsync: "none".into(), nodes: 2, stock };
     let Run { plan, client, record } = run;
-    let case = Case { witness, client, plan, sale: sale(), record, setting, last_rise: &Mutex::default(), patience };
+    let case = Case { witness, client, plan, sale: sale(), record, setting, rise: &Mutex::default(), patience };
     case.judge().await.expect("a verdict")
 }
 
