@@ -121,7 +121,7 @@ impl Run {
         };
         say(Shown(&report))?;
         write(self.report.as_deref(), &report)?;
-        report::write(self.html.as_deref(), &report, &heading)?;
+        report::write(self.html.as_deref(), || report::page(&report, &heading))?;
         ensure!(report.verdict == Verdict::Pass, "promises were not kept");
         Ok(())
     }
