@@ -8,6 +8,8 @@ mod crowd;
 
 mod faults;
 
+mod naive;
+
 mod report;
 
 mod target;
@@ -17,8 +19,8 @@ use std::path::PathBuf;
 use anyhow::{bail, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
 use seckill::demo::{say, write};
-use seckill::drive::demand::Shape;
-use seckill::drive::report::Verdict;
+use seckill::drive::demand::{Demand, Shape};
+use seckill::drive::report::{Report, Verdict};
 use seckill::drive::show::Shown;
 
 use report::Heading;
@@ -54,6 +56,9 @@ struct Run {
     target: target::Target,
     #[command(flatten)]
     crowd: crowd::Crowd,
+    /// Instead of the service, tries a counter that is wrong on purpose, on private servers: the verdict must fail.
+    #[arg(long, conflicts_with = "url")]
+    strategy: Option<naive::Strategy>,
     /// Also writes the report as JSON to this file.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -95,7 +100,7 @@ async fn main() -> anyhow::Result<()> {
 impl Run {
     async fn run(self) -> anyhow::Result<()> {
         let demand = self.crowd.demand(self.scenario.shape())?;
-        let heading = Heading {
+        let mut heading = Heading {
             name: self.scenario.to_possible_value().map_or_else(String::new, |name| name.get_name().to_owned()),
             about: format!(
                 "{} units, {} buyers within {} s",
@@ -104,17 +109,28 @@ impl Run {
                 demand.window.as_secs_f64()
             ),
         };
+        if let Some(strategy) = self.strategy {
+            heading.name = format!("{} against {}", heading.name, strategy.name());
+            heading.about = format!("{}. A counter that is wrong on purpose: {}", heading.about, strategy.mistake());
+        }
         say(format_args!("{}: {}", heading.name, heading.about))?;
         // Ctrl-C must still stop a sandbox's servers and remove their folder.
         let report = tokio::select! {
-            report = self.target.play(&self.crowd, demand) => report?,
+            report = self.play(demand) => report?,
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),
         };
         say(Shown(&report))?;
         write(self.report.as_deref(), &report)?;
-        report::write(self.html.as_deref(), &report, &heading)?;
+        report::write(self.html.as_deref(), || report::page(&report, &heading))?;
         ensure!(report.verdict == Verdict::Pass, "promises were not kept");
         Ok(())
+    }
+
+    async fn play(&self, demand: Demand) -> anyhow::Result<Report> {
+        match self.strategy {
+            Some(strategy) => naive::play(strategy, &self.crowd, demand).await,
+            None => self.target.play(&self.crowd, demand).await,
+        }
     }
 }
 
@@ -136,5 +152,7 @@ mod tests {
         assert!(parse(&["--url", "http://127.0.0.1:1", "--url", "http://127.0.0.1:2"]));
         assert!(!parse(&[]));
         assert!(!parse(&["--sandbox", "--url", "http://127.0.0.1:1"]));
+        assert!(parse(&["--strategy", "local-mutex"]));
+        assert!(!parse(&["--strategy", "local-mutex", "--url", "http://127.0.0.1:1"]));
     }
 }

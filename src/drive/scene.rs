@@ -53,6 +53,11 @@ impl<W: Witness> Scene<'_, W> {
             lasts: Duration::from_secs(24 * 3600),
         };
         let on_sale = Operator::new(&self.client, self.tokens)?.open(&offer).await?;
+        self.play_at(on_sale, plan).await
+    }
+
+    /// Plays a plan at a sale that is on, from the first click to the report.
+    pub async fn play_at(self, on_sale: OnSale, plan: Arc<Plan>) -> anyhow::Result<Played> {
         let (client, habits) = (Arc::clone(&self.client), self.demand.habits);
         let crowd = Crowd::with_habits(client, Arc::clone(&plan), on_sale.id, on_sale.start, self.temper, habits)?;
         let watch = Watch::default();
