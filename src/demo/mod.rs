@@ -25,7 +25,6 @@ use crate::drive::scene::Scene;
 use crate::drive::show::Shown;
 use crate::drive::stores::Stores;
 use crate::drive::tokens::Tokens;
-use crate::drive::verdict::Patience;
 
 /// A flash sale on this machine.
 #[derive(Clone, Debug, Args)]
@@ -68,7 +67,7 @@ impl Demo {
     async fn play(&self) -> anyhow::Result<(Stage, Tokens, Report)> {
         say("seckill demo: a whole flash sale on this machine\n")?;
         let began = Instant::now();
-        let pay_within = time_to_pay(self.stock);
+        let pay_within = time_to_pay(self.stock, self.buyers);
         let furnish = |settings| with_time_to_pay(open_doors(settings), pay_within);
         let stage = Stage::furnished(&Program::this()?, Cast::of_the_demo(self.nodes.into()), furnish).await?;
         let (broker, seconds) = (stage.broker(), began.elapsed().as_secs_f64());
@@ -100,10 +99,10 @@ impl Demo {
     }
 }
 
-/// How long a crowd that lives on gets to pay for a stock of so many units: short, so that forgotten orders expire while
-/// one looks on, and long enough for all the others to pay on a small machine.
-pub fn time_to_pay(stock: u32) -> Duration {
-    Duration::from_secs(3 + u64::from(stock) / 1000)
+/// How long a crowd of so many buyers gets to pay for a stock of so many units: short, so that forgotten orders expire
+/// while one looks on, and long enough for all the others to pay on a small machine that is busy with the crowd.
+pub fn time_to_pay(stock: u32, buyers: u32) -> Duration {
+    Duration::from_secs(3 + (u64::from(stock) + u64::from(buyers)) / 2000)
 }
 
 /// Settings of a service that wants its orders paid within this time.
@@ -129,16 +128,7 @@ pub async fn rush(
         stock,
     };
     let client = Client::new(&stage.urls, limits)?;
-    let scene = Scene {
-        client: Arc::new(client),
-        tokens,
-        witness: &witness,
-        demand,
-        setting,
-        temper,
-        patience: Patience::default(),
-    };
-    let played = scene.play().await?;
+    let played = Scene::new(Arc::new(client), tokens, &witness, demand, setting, temper).play().await?;
     stage.check()?;
     Ok(played.report)
 }

@@ -158,11 +158,6 @@ impl Stage {
         Ok(())
     }
 
-    /// How the roles are started.
-    pub const fn program(&self) -> &Program {
-        &self.program
-    }
-
     /// From now on, new orders are to be paid within this time. Those who write orders are started again for it, in good
     /// order; returns when every node is ready.
     ///
@@ -182,6 +177,11 @@ impl Stage {
             self.parts[at].process = process;
         }
         self.wait_until_ready().await
+    }
+
+    /// How the roles are started.
+    pub const fn program(&self) -> &Program {
+        &self.program
     }
 
     /// The process of a part: to be killed, paused and resumed.
@@ -271,7 +271,9 @@ pub fn open_doors(settings: Settings) -> Settings {
     let mut settings = closed_doors(settings);
     settings.admission.node_per_second = 1_000_000;
     settings.admission.node_burst = 1_000_000;
-    settings.admission.user_burst = settings.admission.user_burst.max(20);
+    // A buyer of several sales clicks several times in each, and comes again when units show.
+    settings.admission.user_per_second = settings.admission.user_per_second.max(20);
+    settings.admission.user_burst = settings.admission.user_burst.max(40);
     settings.admission.max_tracked = settings.admission.max_tracked.max(1_000_000);
     settings
 }

@@ -28,6 +28,29 @@ pub const REFUSALS: [&str; 16] = [
     Code::IdempotencyKeyReused.name(),
 ];
 
+/// How an answer came back, whatever it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// An HTTP status.
+    Status(u16),
+    /// No connection could be made.
+    NotSent,
+    Timeout,
+    /// The connection broke after the request went out.
+    Reset,
+}
+
+impl Channel {
+    pub const fn of(result: &Result<Reply, Failure>) -> Self {
+        match result {
+            Ok(reply) => Self::Status(reply.status),
+            Err(Failure::Connect(_)) => Self::NotSent,
+            Err(Failure::Timeout) => Self::Timeout,
+            Err(Failure::Reset(_)) => Self::Reset,
+        }
+    }
+}
+
 /// How a purchase ended, as its buyer sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {

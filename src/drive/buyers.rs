@@ -19,11 +19,12 @@ use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::answer::Answer;
+use super::answer::{Answer, Channel};
 use super::client::{Caller, Client};
 use super::demand::{Click, Habits, Plan, body_for};
+use super::operator::OnSale;
 use super::places::Places;
-use super::record::{ClientRecord, Recorder, Waiting};
+use super::record::{ClientRecord, Heard, Recorder, Tally, Waiting};
 use super::witness::{Outsider, Witness};
 use crate::api::problem::Code;
 use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
@@ -41,11 +42,19 @@ pub struct Temper {
     pub patience: Duration,
     /// First pause of an undecided buyer when the service names none; doubles up to the second.
     pub pause: Duration,
+    /// Closed loop: so many buyers click one after the other, each as soon as the last answer is there, and the plan's
+    /// times do not count. Such a crowd waits for a slow service, and hides how slow it is.
+    pub closed_loop: bool,
 }
 
 impl Default for Temper {
     fn default() -> Self {
-        Self { in_flight: 256, patience: Duration::from_secs(60), pause: Duration::from_millis(100) }
+        Self {
+            in_flight: 256,
+            patience: Duration::from_secs(60),
+            pause: Duration::from_millis(100),
+            closed_loop: false,
+        }
     }
 }
 
@@ -72,6 +81,8 @@ pub struct Crowd {
     /// Orders whose buyers left before the end.
     pub(super) unfinished: AtomicU64,
     clicked: AtomicBool,
+    /// Deliveries of units that are still to come.
+    expected: AtomicUsize,
     /// No further click, and nobody waits for anything.
     leaving: CancellationToken,
 }
@@ -100,7 +111,7 @@ impl Crowd {
         start: Instant,
         temper: Temper,
     ) -> anyhow::Result<Arc<Self>> {
-        Ok(Arc::new(Self::of_clicks(client, plan, sale, start, temper)?))
+        Ok(Arc::new(Self::of_clicks(client, plan, sale, start, temper, Arc::default())?))
     }
 
     /// A crowd that lives on after its purchases.
@@ -112,7 +123,24 @@ impl Crowd {
         temper: Temper,
         habits: Option<Habits>,
     ) -> anyhow::Result<Arc<Self>> {
-        Ok(Arc::new(Self { habits, ..Self::of_clicks(client, plan, sale, start, temper)? }))
+        let crowd = Self::of_clicks(client, plan, sale, start, temper, Arc::default())?;
+        Ok(Arc::new(Self { habits, ..crowd }))
+    }
+
+    /// As [`Crowd::with_habits`], with counters that other crowds may share.
+    pub fn counted(
+        client: Arc<Client>,
+        plan: Arc<Plan>,
+        on_sale: OnSale,
+        temper: Temper,
+        habits: Option<Habits>,
+        tally: Arc<Tally>,
+    ) -> anyhow::Result<Arc<Self>> {
+        tally.clicks.fetch_add(plan.clicks.len() as u64, Relaxed);
+        // The first of several starts is as good as any.
+        let _ = tally.start.set(on_sale.start);
+        let crowd = Self::of_clicks(client, plan, on_sale.id, on_sale.start, temper, tally)?;
+        Ok(Arc::new(Self { habits, ..crowd }))
     }
 
     fn of_clicks(
@@ -121,13 +149,14 @@ impl Crowd {
         sale: SaleId,
         start: Instant,
         temper: Temper,
+        tally: Arc<Tally>,
     ) -> anyhow::Result<Self> {
         let places = Places::new(plan.buyers.len());
         let asking = plan.buyers.iter().map(|_| AtomicBool::new(false)).collect();
         Ok(Self {
             purchases: format!("/api/v1/sales/{sale}/purchases").parse()?,
             own_order: format!("/api/v1/sales/{sale}/order").parse()?,
-            recorder: Recorder::new(start)?,
+            recorder: Recorder::new(start, tally)?,
             client,
             plan,
             temper,
@@ -140,6 +169,7 @@ impl Crowd {
             hands: Semaphore::new(AFTERWARDS),
             unfinished: AtomicU64::new(0),
             clicked: AtomicBool::new(false),
+            expected: AtomicUsize::new(0),
             leaving: CancellationToken::new(),
             habits: None,
             sale,
@@ -174,13 +204,18 @@ impl Crowd {
         self.leaving.cancel();
     }
 
-    pub(super) const fn leaving(&self) -> &CancellationToken {
+    pub const fn leaving(&self) -> &CancellationToken {
         &self.leaving
+    }
+
+    /// So many deliveries of units are still to come: before the last of them the act is not over.
+    pub fn expect(&self, deliveries: usize) {
+        self.expected.store(deliveries, Relaxed);
     }
 
     /// Nothing will happen but by units that show up: no click is due, nobody asks, no order is open.
     pub(super) fn is_quiet(&self) -> bool {
-        self.has_clicked() && self.asked.is_empty() && self.lives.is_empty()
+        self.has_clicked() && self.expected.load(Relaxed) == 0 && self.asked.is_empty() && self.lives.is_empty()
     }
 
     pub(super) fn has_clicked(&self) -> bool {
@@ -203,7 +238,7 @@ impl Crowd {
 
     async fn work(self: Arc<Self>) {
         while let Some(click) = self.plan.clicks.get(self.next.fetch_add(1, Relaxed)).copied() {
-            let due = self.due(click);
+            let due = if self.temper.closed_loop { self.start.max(Instant::now()) } else { self.due(click) };
             if self.leaving.run_until_cancelled(sleep_until(due.into())).await.is_none() {
                 break;
             }
@@ -248,8 +283,11 @@ impl Crowd {
     async fn purchase(self: &Arc<Self>, number: u32, nth: u32, due: Instant, wish: &Wish) -> Answer {
         let node = number as usize + nth as usize;
         let sent = self.client.send(node, Method::POST, &self.purchases, &wish.caller, wish.body.clone());
-        let answer = Answer::of(sent.await);
-        self.recorder.answered(number, &answer, due.elapsed(), wish.again);
+        let sent = sent.await;
+        let channel = Channel::of(&sent);
+        let answer = Answer::of(sent);
+        let (latency, again) = (due.elapsed(), wish.again);
+        self.recorder.answered(&Heard { buyer: number, answer: &answer, channel, latency, again });
         if let (Some(habits), Some(order)) = (self.habits, self.places.heard(number, &answer)) {
             self.lives.spawn(Arc::clone(self).live_on(number, order, habits));
         }

@@ -33,11 +33,13 @@ pub struct Limits {
     pub connect: Duration,
     /// From the first byte sent to the last byte received.
     pub response: Duration,
+    /// A connection of its own for every request.
+    pub fresh: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 256, connect: Duration::from_secs(2), response: Duration::from_secs(5) }
+        Self { connections: 256, connect: Duration::from_secs(2), response: Duration::from_secs(5), fresh: false }
     }
 }
 
@@ -130,7 +132,9 @@ impl Client {
             let response = match timeout(self.limits.response, exchange(&mut sender, request)).await {
                 Err(_) => return Err(Failure::Timeout),
                 Ok(Ok(reply)) => {
-                    node.give_back(sender);
+                    if !self.limits.fresh {
+                        node.give_back(sender);
+                    }
                     return Ok(reply);
                 }
                 Ok(Err(broken)) => broken,

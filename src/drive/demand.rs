@@ -40,7 +40,21 @@ pub struct Demand {
     pub max_quantity: u32,
     /// What buyers do after their purchase. `None`: nothing, as if they all forgot.
     pub habits: Option<Habits>,
+    /// Scripts among the buyers.
+    pub bots: Option<Bots>,
     pub seed: u64,
+}
+
+/// Few users who send very many purchases, evenly over the window.
+#[derive(Clone, Copy, Debug)]
+pub struct Bots {
+    pub users: u32,
+    /// Purchases of each.
+    pub clicks: u32,
+    /// How many addresses they share.
+    pub addresses: u32,
+    /// How many of them are on the blacklist.
+    pub blocked: u32,
 }
 
 /// What becomes of the buyers afterwards: most pay, a few cancel, a few forget; and who got nothing comes again when
@@ -106,6 +120,7 @@ impl Default for Demand {
             keyed: 0.1,
             max_quantity: 1,
             habits: None,
+            bots: None,
             seed: 1,
         }
     }
@@ -172,8 +187,25 @@ impl Plan {
                 click(at);
             }
         }
+        if let Some(bots) = demand.bots {
+            for bot in 0..bots.users {
+                let number = demand.buyers + bot;
+                buyers.push(Buyer::bot(bot, &bots, demand, tokens, &mut chance)?);
+                let at = |nth: u32| (f64::from(nth) + chance.random::<f64>()) / f64::from(bots.clicks) * window;
+                let times: Vec<_> = (0..bots.clicks).map(at).collect();
+                let click = |(at, nth)| Click { at_us: micros(at), buyer: number, nth };
+                clicks.extend(times.into_iter().zip(0..).map(click));
+            }
+        }
         clicks.sort_by_key(|click| (click.at_us, click.buyer, click.nth));
         Ok(Self { buyers, clicks })
+    }
+
+    /// The users who are to be on the blacklist: the first of the bots.
+    pub fn blocked(&self, demand: &Demand) -> impl Iterator<Item = &UserId> {
+        let blocked = demand.bots.map_or(0, |bots| bots.blocked.min(bots.users));
+        let bots = self.buyers.iter().skip(demand.buyers as usize);
+        bots.take(blocked as usize).map(|buyer| &buyer.user)
     }
 
     /// Units that all buyers together want.
@@ -197,6 +229,20 @@ impl Buyer {
             purchase_token: None,
         };
         Ok(Self { user, caller, key, quantity, body: body_for(quantity), character: Character::draw(demand, chance) })
+    }
+}
+
+impl Buyer {
+    fn bot(nth: u32, bots: &Bots, demand: &Demand, tokens: &Tokens, chance: &mut StdRng) -> anyhow::Result<Self> {
+        let user: UserId = format!("bot-{}-{nth}", demand.seed).parse().context("a bot's name")?;
+        // 172.16.0.0/12: nobody else's.
+        let address = Ipv4Addr::from(0xac10_0001 + nth % bots.addresses.max(1));
+        let caller = Caller {
+            authorization: Some(tokens.header(&user, false)?),
+            forwarded_for: Some(HeaderValue::from_str(&address.to_string())?),
+            ..Caller::default()
+        };
+        Ok(Self { user, caller, key: None, quantity: 1, body: body_for(1), character: Character::draw(demand, chance) })
     }
 }
 

@@ -8,13 +8,15 @@ pub mod answer;
 
 pub mod buyers;
 
-mod checks;
+pub mod checks;
 
 pub mod client;
 
 pub mod demand;
 
 pub mod distribution;
+
+pub mod joint;
 
 mod life;
 

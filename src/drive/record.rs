@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use super::answer::Answer;
+use super::answer::{Answer, Channel};
 use super::demand::Plan;
 use super::progress::per_second;
-use super::report::Afterwards;
+use super::report::{Afterwards, NoAnswer};
 use super::timeline::Buckets;
 use crate::api::problem::Code;
 use crate::domain::{OrderId, OrderStatus};
@@ -31,6 +31,10 @@ pub struct ClientRecord {
     pub accepted_answers: u64,
     /// Every order id that was answered 202, with the buyer it was given to.
     pub accepted: HashSet<(OrderId, u32)>,
+    /// Purchases by the HTTP status of their answer.
+    pub http: BTreeMap<u16, u64>,
+    /// Purchases without any answer.
+    pub no_answer: NoAnswer,
     /// Decided refusals by code.
     pub refused: BTreeMap<&'static str, u64>,
     /// Answers that decide nothing: 5xx, timeout, reset. The purchase may have gone through.
@@ -38,6 +42,8 @@ pub struct ClientRecord {
     pub http_5xx: u64,
     /// Connections that could not be made (nothing was sent), and answers outside the contract.
     pub client_errors: u64,
+    /// Those of them that are answers.
+    pub foreign: u64,
     pub samples: Vec<String>,
     /// Orders among `accepted` of buyers who came again, without a key.
     pub second: HashSet<OrderId>,
@@ -74,10 +80,13 @@ impl ClientRecord {
             requests: 0,
             accepted_answers: 0,
             accepted: HashSet::new(),
+            http: BTreeMap::new(),
+            no_answer: NoAnswer::default(),
             refused: BTreeMap::new(),
             unconfirmed: 0,
             http_5xx: 0,
             client_errors: 0,
+            foreign: 0,
             samples: Vec::new(),
             second: HashSet::new(),
             ends: HashMap::new(),
@@ -120,6 +129,11 @@ impl ClientRecord {
         self.accepted_at.get(most).map_or(0, |at| per_second(most as u64 + 1, *at))
     }
 
+    /// Refusals per second, to the last of them.
+    pub fn refused_per_second(&self) -> u64 {
+        per_second(self.refused_at_first, self.last_refused)
+    }
+
     /// What buyers did after their purchase.
     pub fn afterwards(&self) -> Afterwards {
         let ended = |end: OrderStatus| self.ends.values().filter(|status| **status == end).count() as u64;
@@ -146,6 +160,17 @@ impl ClientRecord {
             unconfirmed: self.unconfirmed_buyers.iter().map(|b| plan.buyers[*b as usize].user.clone()).collect(),
             unreadable: Vec::new(),
         }
+    }
+
+    /// Adds the answers that another sale's buyers got, as far as a report of several sales needs them.
+    pub fn absorb(&mut self, other: &Self) -> Result<(), hdrhistogram::AdditionError> {
+        self.accepted_us.add(&other.accepted_us)?;
+        self.refused_us.add(&other.refused_us)?;
+        self.refused_at_first += other.refused_at_first;
+        self.last_refused = self.last_refused.max(other.last_refused);
+        self.accepted_at.extend(&other.accepted_at);
+        self.accepted_at.sort_unstable();
+        Ok(())
     }
 
     fn note(&mut self, text: String) {
@@ -179,6 +204,10 @@ pub enum End {
 /// Counters for a progress line, readable while buyers run.
 #[derive(Debug, Default)]
 pub struct Tally {
+    /// Clicks that are planned.
+    pub clicks: AtomicU64,
+    /// When the first sale starts, once that is known.
+    pub start: OnceLock<Instant>,
     pub requests: AtomicU64,
     pub accepted: AtomicU64,
     pub refused: AtomicU64,
@@ -189,30 +218,49 @@ pub struct Tally {
     pub paid: AtomicU64,
 }
 
+/// One answer to one purchase of one buyer.
+#[derive(Clone, Copy, Debug)]
+pub struct Heard<'a> {
+    pub buyer: u32,
+    pub answer: &'a Answer,
+    pub channel: Channel,
+    /// From the intended start of the click.
+    pub latency: Duration,
+    /// Of a buyer who came again, without a key.
+    pub again: bool,
+}
+
 /// Collects answers from all buyers.
 pub struct Recorder {
     /// When the sale starts.
     start: Instant,
-    pub tally: Tally,
+    /// May be shared with the recorders of other sales.
+    pub tally: Arc<Tally>,
     record: Mutex<ClientRecord>,
 }
 
 impl Recorder {
-    pub fn new(start: Instant) -> anyhow::Result<Self> {
-        Ok(Self { start, tally: Tally::default(), record: Mutex::new(ClientRecord::new()?) })
+    pub fn new(start: Instant, tally: Arc<Tally>) -> anyhow::Result<Self> {
+        Ok(Self { start, tally, record: Mutex::new(ClientRecord::new()?) })
     }
 
-    /// One answer to one purchase. `latency` counts from the intended start of the click; `again` is one of a buyer who
-    /// came again, without a key.
-    pub fn answered(&self, buyer: u32, answer: &Answer, latency: Duration, again: bool) {
+    /// One answer to one purchase.
+    pub fn answered(&self, heard: &Heard) {
+        let Heard { buyer, answer, channel, latency, again } = *heard;
         let now = Instant::now();
         let since_start = now.saturating_duration_since(self.start);
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.tally.requests.fetch_add(1, Relaxed);
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         record.requests += 1;
-        record.over_time.count(self.start, now, answer);
         record.came_again += u64::from(again);
+        match channel {
+            Channel::Status(status) => *record.http.entry(status).or_default() += 1,
+            Channel::NotSent => record.no_answer.not_sent += 1,
+            Channel::Timeout => record.no_answer.timeouts += 1,
+            Channel::Reset => record.no_answer.resets += 1,
+        }
+        record.over_time.count(self.start, now, answer);
         match answer {
             Answer::Accepted(order) => {
                 self.tally.accepted.fetch_add(1, Relaxed);
@@ -244,6 +292,7 @@ impl Recorder {
             }
             Answer::NotSent(why) | Answer::Foreign(why) => {
                 record.client_errors += 1;
+                record.foreign += u64::from(matches!(answer, Answer::Foreign(_)));
                 record.note(why.clone());
             }
         }

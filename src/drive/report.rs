@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::distribution::Distributions;
 use super::machine::Machine;
 use super::timeline::Timeline;
+use crate::domain::SaleId;
 use crate::promises::{Finding, Standing};
 
 /// Under what circumstances a run took place.
@@ -35,12 +36,18 @@ pub struct Report {
     pub accepted: u64,
     /// Decided refusals by code.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Purchases by the HTTP status of their answer.
+    pub http: BTreeMap<u16, u64>,
+    /// Purchases without any answer.
+    pub no_answer: NoAnswer,
     /// Answers that decide nothing: 503 and other 5xx, timeouts, resets.
     pub unconfirmed: u64,
     /// Rows by state. Absent states have no row.
     pub orders: BTreeMap<&'static str, u64>,
     /// What buyers did after their purchase; all zero where they did nothing.
     pub afterwards: Afterwards,
+    /// Rows that no 202 named, of buyers who were left without an answer.
+    pub unanswered_orders: u64,
     /// Units sold beyond the stock.
     pub oversold: i64,
     /// Units that no live order holds; null when the ledger cannot be seen.
@@ -59,10 +66,38 @@ pub struct Report {
     pub promises: Vec<Finding>,
     /// What else was found about this run; it counts like a promise.
     pub checks: Vec<Finding>,
+    /// Each sale of the run by itself, where there were several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sales: Vec<SaleReport>,
     pub verdict: Verdict,
     /// Whether everything had arrived when the judge looked.
     #[serde(skip)]
     pub settled: bool,
+}
+
+/// One of several sales of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct SaleReport {
+    pub name: String,
+    pub sale: SaleId,
+    pub stock: u32,
+    pub requests: u64,
+    pub accepted: u64,
+    pub orders: BTreeMap<&'static str, u64>,
+    pub oversold: i64,
+    pub unsold: Option<i64>,
+    pub promises: Vec<Finding>,
+    pub checks: Vec<Finding>,
+}
+
+/// Purchases that nothing came back for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NoAnswer {
+    /// No connection could be made.
+    pub not_sent: u64,
+    pub timeouts: u64,
+    /// The connection broke after the request went out.
+    pub resets: u64,
 }
 
 /// What buyers did after their purchase, as they were told.
@@ -121,6 +156,14 @@ impl Quantiles {
         // Hundredths of a millisecond: more digits would be noise.
         let ms = |quantile| (us.value_at_quantile(quantile) as f64 / 10.0).round() / 100.0;
         Self { p50: ms(0.5), p99: ms(0.99), p999: ms(0.999) }
+    }
+}
+
+impl Report {
+    /// Adds what else was found, and judges anew.
+    pub fn add_checks(&mut self, checks: impl IntoIterator<Item = Finding>) {
+        self.checks.extend(checks);
+        self.verdict = Verdict::of(self.promises.iter().chain(&self.checks), self.accepted, self.settled);
     }
 }
 

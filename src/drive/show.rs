@@ -31,6 +31,7 @@ pub const STAGES: [(&str, &[&str]); 4] = [
 impl Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.funnel(f)?;
+        self.channel(f)?;
         self.afterwards(f)?;
         self.orders(f)?;
         self.speed(f)?;
@@ -52,8 +53,24 @@ impl Shown<'_> {
             }
         }
         line(f, "left without a decision", report.unconfirmed, "5xx, timeouts, resets; their buyers asked again")?;
+        if report.unanswered_orders > 0 {
+            line(f, "orders of such buyers", report.unanswered_orders, "which no answer named")?;
+        }
         line(f, "not sent, or not understood", report.client_errors, "")?;
         line(f, "accepted", report.accepted, "distinct orders answered 202")
+    }
+
+    /// The same purchases by what came back.
+    fn channel(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        let mut words: Vec<_> = report.http.iter().map(|(status, count)| format!("{status}: {count}")).collect();
+        let none = report.no_answer;
+        for (what, count) in [("timeout", none.timeouts), ("reset", none.resets), ("not sent", none.not_sent)] {
+            if count > 0 {
+                words.push(format!("{what}: {count}"));
+            }
+        }
+        writeln!(f, "  by status                     {}", words.join(", "))
     }
 
     fn afterwards(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,6 +108,9 @@ impl Shown<'_> {
 
     fn speed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let report = self.0;
+        if report.verdict != Verdict::Pass {
+            return writeln!(f, "\nSpeed is not shown: without the verdict it is no result.");
+        }
         writeln!(f, "\nSpeed")?;
         writeln!(f, "  {:<12}{:>12}{:>12}{:>12}{:>12}", "", "per second", "p50 ms", "p99 ms", "p99.9 ms")?;
         let row = |f: &mut fmt::Formatter<'_>, what: &str, rate: u64, q: Quantiles| {
@@ -124,10 +144,10 @@ pub fn verdict_in_words(report: &Report) -> String {
         Verdict::Pass => format!("no promise is broken, {open} not checked"),
         Verdict::Fail if report.accepted == 0 => "nothing was bought".to_owned(),
         Verdict::Fail if !report.settled => "orders were still on their way when patience ended".to_owned(),
-        Verdict::Fail if report.promises.iter().all(|finding| finding.holds != Standing::Broken) => {
-            "no promise is broken, but a check of the run failed".to_owned()
+        Verdict::Fail if report.promises.iter().any(|finding| finding.holds == Standing::Broken) => {
+            "a promise is broken".to_owned()
         }
-        Verdict::Fail => "a promise is broken".to_owned(),
+        Verdict::Fail => "every promise holds, but the run did not keep its own rules".to_owned(),
     }
 }
 

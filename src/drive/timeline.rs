@@ -27,6 +27,37 @@ pub struct Timeline {
     pub buckets: Vec<Bucket>,
 }
 
+impl Timeline {
+    /// Adds the course of another sale that went on at the same time.
+    pub fn add(&mut self, other: Self) {
+        let mut all: BTreeMap<i64, Bucket> =
+            std::mem::take(&mut self.buckets).into_iter().map(|bucket| (bucket.at_ms, bucket)).collect();
+        for bucket in other.buckets {
+            let sum = all.entry(bucket.at_ms).or_insert_with(|| Bucket { at_ms: bucket.at_ms, ..Bucket::default() });
+            sum.accepted += bucket.accepted;
+            sum.unconfirmed += bucket.unconfirmed;
+            sum.client_errors += bucket.client_errors;
+            for (code, count) in bucket.refused {
+                *sum.refused.entry(code).or_default() += count;
+            }
+            let add = |one: Option<i64>, two: Option<i64>| one.map_or(two, |one| Some(one + two.unwrap_or(0)));
+            sum.remaining = add(sum.remaining, bucket.remaining);
+            sum.sold = add(sum.sold, bucket.sold);
+        }
+        *self = Self { bucket_ms: BUCKET_MS, buckets: all.into_values().collect() };
+    }
+
+    /// Units per second that became rows, to nine tenths of the most that rows ever held: the last ones may be units
+    /// that came back and went again.
+    pub fn persisted_per_second(&self) -> u64 {
+        let most = self.buckets.iter().filter_map(|bucket| bucket.sold).max().unwrap_or(0);
+        let reached = self.buckets.iter().find(|bucket| bucket.sold.is_some_and(|sold| sold * 10 >= most * 9));
+        let end = |bucket: &Bucket| u64::try_from(bucket.at_ms + self.bucket_ms).unwrap_or(0);
+        reached
+            .map_or(0, |bucket| per_second(bucket.sold.unwrap_or(0).unsigned_abs(), Duration::from_millis(end(bucket))))
+    }
+}
+
 /// What happened within one bucket. The answers of all buckets add up to the requests of the report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Bucket {
@@ -77,29 +108,11 @@ fn number(start: Instant, now: Instant) -> i64 {
     }
 }
 
-/// How many units were held by rows, each time that it was more than ever before.
-#[derive(Debug, Default)]
-pub struct Rise(Vec<(Duration, i64)>);
-
-impl Rise {
-    fn saw(&mut self, at: Duration, units: i64) {
-        if units > self.0.last().map_or(0, |(_, most)| *most) {
-            self.0.push((at, units));
-        }
-    }
-
-    /// Units per second up to nine tenths of the most: the last ones may be units that came back and went again.
-    pub fn per_second(&self) -> u64 {
-        let most = self.0.last().map_or(0, |(_, units)| *units);
-        let reached = self.0.iter().find(|(_, units)| units * 10 >= most * 9);
-        reached.map_or(0, |(at, units)| per_second(units.unsigned_abs(), *at))
-    }
-}
-
 /// Watches the stores while a run goes on.
 #[derive(Debug, Default)]
 pub struct Watch {
-    pub rise: Mutex<Rise>,
+    /// From the start of the sale to the last time at which the units held by rows were seen to have risen.
+    pub last_rise: Mutex<Duration>,
     seen: Mutex<Buckets>,
 }
 
@@ -114,12 +127,16 @@ impl Watch {
 
     async fn watch_rows<W: Witness>(&self, witness: &W, sale: SaleId, start: Instant) -> Infallible {
         let mut ticks = ticks();
+        let mut most = 0;
         loop {
             ticks.tick().await;
             // A ledger that does not answer now is asked again at the next tick.
             let Ok(Some(sold)) = witness.sold(sale).await else { continue };
             self.note(start, |bucket| bucket.sold = Some(sold));
-            self.rise.lock().unwrap_or_else(PoisonError::into_inner).saw(start.elapsed(), sold);
+            if sold > most {
+                most = sold;
+                *self.last_rise.lock().unwrap_or_else(PoisonError::into_inner) = start.elapsed();
+            }
         }
     }
 
@@ -167,8 +184,8 @@ fn ticks() -> tokio::time::Interval {
 
 #[cfg(test)]
 mod tests {
-    use super::super::answer::Refusal;
     use super::*;
+    use crate::drive::answer::Refusal;
 
     const OPEN: Answer = Answer::Undecided { status: Some(503), retry_after: None };
 
@@ -188,8 +205,8 @@ mod tests {
     fn a_timeline_has_every_answer_once_every_sample_and_no_gaps() {
         let start = Instant::now();
         let (watch, mut answers) = (Watch::default(), Buckets::default());
-        let sold_out = Answer::Refused(Refusal { code: "sold_out", order: None });
-        for (ms, answer) in [(0, OPEN), (10, sold_out.clone()), (320, sold_out)] {
+        let refused = || Answer::Refused(Refusal { code: "sold_out", order: None });
+        for (ms, answer) in [(0, OPEN), (10, refused()), (320, refused())] {
             answers.count(start, start + Duration::from_millis(ms), &answer);
         }
         watch.seen.lock().expect("no panic").at(start, start + Duration::from_millis(510)).sold = Some(7);

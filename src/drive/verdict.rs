@@ -3,11 +3,12 @@
 //! Every accepted order is looked up in the ledger's view, and a spread sample of them is read over HTTP by its own
 //! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use futures_util::StreamExt;
 use hyper::body::Bytes;
 use hyper::{Method, Uri};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -21,13 +22,14 @@ use super::machine::Machine;
 use super::progress::per_second;
 use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
-use super::timeline::{Rise, Timeline};
+use super::timeline::Timeline;
 use super::witness::Witness;
-use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
-use crate::promises::{self, ClientView, Finding, Flow, LedgerView, NAMES, Snapshot, Standing};
+use crate::domain::{OrderId, OrderStatus, Reason, SaleId, UserId};
+use crate::promises::{self, ClientView, Finding, Flow, LedgerView, NAMES, OrderFact, Snapshot, Standing};
 
-/// Most orders that are read back over HTTP when the ledger can be seen.
-const SAMPLE: usize = 200;
+/// Most orders that are read back over HTTP when the ledger can be seen, and how many at once.
+const SAMPLE: usize = 2000;
+const AT_ONCE: usize = 32;
 
 /// How often a snapshot is taken again in which something is broken: while orders expire, one look after the other
 /// may meet some that were closed between the two stores.
@@ -57,8 +59,8 @@ pub struct Case<'a, W> {
     pub sale: SaleId,
     pub record: &'a ClientRecord,
     pub setting: Setting,
-    /// How the ledger filled, as [`super::timeline::Watch`] saw it.
-    pub rise: &'a Mutex<Rise>,
+    /// From the start of the sale to the last new row, as [`super::timeline::Watch`] sees it.
+    pub last_rise: &'a Mutex<Duration>,
     pub patience: Patience,
 }
 
@@ -93,8 +95,10 @@ impl<W: Witness> Case<'_, W> {
         let settled = snapshot.flow.is_none_or(Flow::is_settled);
         let checks = self.checks(Some(&snapshot.ledger));
         let mut report = self.report(promises::check(&snapshot), checks, settled);
-        report.rates.persisted = self.rise.lock().unwrap_or_else(PoisonError::into_inner).per_second();
+        let rows_took = *self.last_rise.lock().unwrap_or_else(PoisonError::into_inner);
+        report.rates.persisted = per_second(snapshot.ledger.orders.len() as u64, rows_took);
         report.orders = orders;
+        report.unanswered_orders = unanswered(&snapshot.ledger, &told);
         report.oversold = short.oversold;
         report.unsold = Some(short.unsold);
         report.duplicates = short.duplicates;
@@ -127,13 +131,10 @@ impl<W: Witness> Case<'_, W> {
         let mut accepted: Vec<_> = self.record.accepted.iter().copied().collect();
         accepted.sort_unstable();
         let step = accepted.len().div_ceil(most.max(1)).max(1);
-        let mut unreadable = Vec::new();
-        for (order, buyer) in accepted.into_iter().step_by(step) {
-            if self.read(order, buyer).await.is_none() {
-                unreadable.push(order);
-            }
-        }
-        unreadable
+        let read = async |(order, buyer)| (order, self.read(order, buyer).await.is_some());
+        let asked = futures_util::stream::iter(accepted.into_iter().step_by(step)).map(read);
+        let answers: Vec<_> = asked.buffer_unordered(AT_ONCE).collect().await;
+        answers.into_iter().filter(|(_, readable)| !readable).map(|(order, _)| order).collect()
     }
 
     /// The state of an order as its buyer reads it, from any node that answers.
@@ -211,9 +212,12 @@ impl<W: Witness> Case<'_, W> {
             requests: record.requests,
             accepted,
             refused: record.refused.clone(),
+            http: record.http.clone(),
+            no_answer: record.no_answer,
             unconfirmed: record.unconfirmed,
             orders: BTreeMap::new(),
             afterwards: record.afterwards(),
+            unanswered_orders: 0,
             oversold: 0,
             unsold: None,
             duplicates: 0,
@@ -221,11 +225,7 @@ impl<W: Witness> Case<'_, W> {
             dishonoured: 0,
             http_5xx: record.http_5xx,
             client_errors: record.client_errors,
-            rates: Rates {
-                accepted: record.accepted_per_second(),
-                refused: per_second(record.refused_at_first, record.last_refused),
-                persisted: 0,
-            },
+            rates: Rates { accepted: record.accepted_per_second(), refused: record.refused_per_second(), persisted: 0 },
             latency_ms: Latencies {
                 accepted: Quantiles::of(&record.accepted_us),
                 refused: Quantiles::of(&record.refused_us),
@@ -239,9 +239,18 @@ impl<W: Witness> Case<'_, W> {
             verdict: Verdict::of(promises.iter().chain(&checks), accepted, settled),
             promises,
             checks,
+            sales: Vec::new(),
             settled,
         }
     }
+}
+
+/// Orders that no 202 named. Those of buyers who always got an answer are a broken promise, and not counted here.
+fn unanswered(ledger: &LedgerView, told: &ClientView) -> u64 {
+    let named: HashSet<OrderId> = told.answers.iter().map(|answer| answer.order).collect();
+    let without: HashSet<&UserId> = told.unconfirmed.iter().collect();
+    let unnamed = |order: &&OrderFact| !named.contains(&order.id) && without.contains(&order.user);
+    ledger.orders.iter().filter(unnamed).count() as u64
 }
 
 fn distinct(record: &ClientRecord) -> u64 {

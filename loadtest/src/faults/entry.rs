@@ -75,7 +75,7 @@ impl Entry {
             sale: sale_id,
             record: &record,
             setting: Setting { nodes: 2, stock: fault.wish.stock, ..Setting::default() },
-            rise: &Mutex::default(),
+            last_rise: &Mutex::default(),
             patience: Patience { settle: REPAIRED_WITHIN, second_look: Duration::from_millis(500) },
         };
         let report = self.judge(&case).await.context("the verdict")?;

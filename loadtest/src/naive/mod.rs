@@ -23,10 +23,12 @@ use seckill::drive::operator::OnSale;
 use seckill::drive::report::{Report, Setting};
 use seckill::drive::scene::Scene;
 use seckill::drive::tokens::Tokens;
-use seckill::drive::verdict::Patience;
 use seckill::sandbox::{JWT_SECRET, Options, RedisOptions, Sandbox};
+use tokio_util::sync::CancellationToken;
 
-use crate::crowd::Crowd;
+use crate::run::overrides::Overrides;
+use crate::run::play::demand;
+use crate::run::scenario::Scenario;
 use local_mutex::LocalMutex;
 use read_then_write::ReadThenWrite;
 use select_then_update::SelectThenUpdate;
@@ -129,11 +131,20 @@ async fn counters(
     Ok((counters, BTreeMap::from([version])))
 }
 
-/// Lets the crowd loose on a shop that counts like this, and judges it like the service.
+/// Lets the crowd of the scenario's first sale loose on a shop that counts like this, and judges it like the service.
+/// `stop` sends the buyers away early.
 ///
 /// # Errors
 /// When a server does not come up.
-pub async fn play(strategy: Strategy, crowd: &Crowd, demand: Demand) -> anyhow::Result<Report> {
+pub async fn play(
+    strategy: Strategy,
+    scenario: &Scenario,
+    overrides: &Overrides,
+    stop: &CancellationToken,
+) -> anyhow::Result<Report> {
+    let sale = scenario.sales.first().context("the scenario has no sale")?;
+    // The shop sells, and that is all: there is nothing to be done after a purchase.
+    let demand = Demand { habits: None, bots: None, ..demand(sale, overrides.seed, None)? };
     let options = match strategy {
         Strategy::ReadThenWrite | Strategy::LocalMutex => Options::none().redis(RedisOptions::default()),
         Strategy::SelectThenUpdate => Options::none().postgres(),
@@ -141,26 +152,19 @@ pub async fn play(strategy: Strategy, crowd: &Crowd, demand: Demand) -> anyhow::
     let sandbox = Sandbox::start(options).await.context("the private servers")?;
     let tokens = Tokens::new(&JWT_SECRET.into())?;
     let plan = Arc::new(Plan::draw(&demand, &tokens)?);
-    let (counters, versions) = counters(strategy, &sandbox, crowd.stock).await?;
+    let (counters, versions) = counters(strategy, &sandbox, sale.stock).await?;
     // Time for the workers to take their places, on top of the early buyers' lead.
     let start = Instant::now() + demand.lead + Duration::from_millis(500);
-    let shop = Shop::open(counters, versions, crowd.stock, demand.max_quantity, start)?;
+    let shop = Shop::open(counters, versions, sale.stock, demand.max_quantity, start)?;
     let setting = Setting {
         broker: "none".to_owned(),
         redis_fsync: if strategy == Strategy::SelectThenUpdate { "none" } else { "always" }.to_owned(),
         nodes: NODES,
-        stock: crowd.stock,
+        stock: sale.stock,
     };
-    let client = Client::new(&shop.urls, crowd.limits(NODES)?)?;
-    let scene = Scene {
-        client: Arc::new(client),
-        tokens: &tokens,
-        witness: &shop,
-        demand,
-        setting,
-        temper: crowd.temper()?,
-        patience: Patience::default(),
-    };
+    let client = Arc::new(Client::new(&shop.urls, overrides.limits(scenario, NODES)?)?);
+    let scene = Scene::new(client, &tokens, &shop, demand, setting, overrides.temper(scenario)?);
+    let scene = Scene { stop: stop.clone(), ..scene };
     let played = scene.play_at(OnSale { id: shop::sale()?, start }, plan).await;
     shop.close().await;
     Ok(played?.report)

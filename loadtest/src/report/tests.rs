@@ -48,6 +48,7 @@ fn empty() -> Report {
         checks: Vec::new(),
         verdict: Verdict::Fail,
         settled: true,
+        ..Report::default()
     }
 }
 
@@ -109,6 +110,7 @@ fn full() -> Report {
             .to_vec(),
         verdict: Verdict::Pass,
         settled: true,
+        ..Report::default()
     }
 }
 

@@ -52,7 +52,8 @@ async fn crowd(shop: &Shop, demand: &Demand, in_flight: usize) -> Run {
     let limits = Limits { connections: in_flight, ..Limits::default() };
     let client = Arc::new(Client::new(&[&shop.url, &shop.url], limits).expect("a base URL"));
     let start = Instant::now() + Duration::from_millis(100);
-    let temper = Temper { in_flight, patience: Duration::from_secs(20), pause: Duration::from_millis(5) };
+    let (patience, pause) = (Duration::from_secs(20), Duration::from_millis(5));
+    let temper = Temper { in_flight, patience, pause, closed_loop: false };
     let crowd = Crowd::with_habits(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper, demand.habits)
         .expect("a crowd");
     crowd.run_before(shop).await;
@@ -63,7 +64,7 @@ async fn judge<W: Witness>(run: &Run, witness: &W, stock: u32) -> Report {
     let patience = Patience { settle: Duration::from_secs(2), second_look: Duration::from_millis(1) };
     let setting = Setting { broker: "none".into(), redis_fsync: "none".into(), nodes: 2, stock };
     let Run { plan, client, record } = run;
-    let case = Case { witness, client, plan, sale: sale(), record, setting, rise: &Mutex::default(), patience };
+    let case = Case { witness, client, plan, sale: sale(), record, setting, last_rise: &Mutex::default(), patience };
     case.judge().await.expect("a verdict")
 }
 
