@@ -6,6 +6,8 @@ mod bench;
 
 mod faults;
 
+mod naive;
+
 mod report;
 
 mod run;
@@ -70,5 +72,7 @@ mod tests {
         assert!(parse(&["--url", "http://127.0.0.1:1", "--url", "http://127.0.0.1:2"]));
         assert!(!parse(&[]));
         assert!(!parse(&["--sandbox", "--url", "http://127.0.0.1:1"]));
+        assert!(parse(&["--strategy", "local-mutex"]));
+        assert!(!parse(&["--strategy", "local-mutex", "--url", "http://127.0.0.1:1"]));
     }
 }

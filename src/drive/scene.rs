@@ -125,12 +125,31 @@ impl<'a, W: Witness> Scene<'a, W> {
             lasts: Duration::from_secs(24 * 3600),
         };
         let on_sale = operator.open(&offer).await?;
-        let watch = Watch::default();
-        let (record, report) = tokio::select! {
-            never = watch.run(self.witness, on_sale.id, on_sale.start) => match never {},
-            judged = self.sell(operator, plan, on_sale, &watch) => judged?,
-        };
+        let (record, report) = self.attend_at(operator, plan, on_sale).await?;
         Ok((on_sale, record, report))
+    }
+
+    /// Plays a plan at a sale that is on, from the first click to the report, with a line that says how it goes.
+    pub async fn play_at(self, on_sale: OnSale, plan: Arc<Plan>) -> anyhow::Result<Played> {
+        let (tally, operator) = (Arc::clone(&self.tally), Operator::new(&self.client, self.tokens)?);
+        let (record, report) = tokio::select! {
+            never = progress::show(&tally) => match never {},
+            attended = self.attend_at(&operator, Arc::clone(&plan), on_sale) => attended?,
+        };
+        Ok(Played { name: self.name, on_sale, plan, record, report })
+    }
+
+    async fn attend_at(
+        &self,
+        operator: &Operator<'_>,
+        plan: Arc<Plan>,
+        on_sale: OnSale,
+    ) -> anyhow::Result<(ClientRecord, Report)> {
+        let watch = Watch::default();
+        tokio::select! {
+            never = watch.run(self.witness, on_sale.id, on_sale.start) => match never {},
+            judged = self.sell(operator, plan, on_sale, &watch) => judged,
+        }
     }
 
     async fn sell(

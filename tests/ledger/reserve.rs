@@ -9,18 +9,18 @@ use crate::world::{World, count, message, messages, user};
 
 const OPEN: SaleChange = SaleChange { state: Some(SaleState::Open), starts_at: None, ends_at: None };
 
-async fn open(world: &World, units: u32, reserve: u32) -> SaleId {
+pub async fn open(world: &World, units: u32, reserve: u32) -> SaleId {
     let sale = world.sale_with(units, reserve).await;
     world.catalogue.change(sale, OPEN).await.unwrap();
     sale
 }
 
 /// One unit for one user, under the id that `message` gives to the same number.
-fn purchase(sale: SaleId, number: usize) -> Purchase {
+pub fn purchase(sale: SaleId, number: usize) -> Purchase {
     Purchase { order: message(sale, number).id, user: user(number), quantity: 1, generation: 1, request: None }
 }
 
-fn keyed(sale: SaleId, number: usize, key: &str, fingerprint: &str) -> Purchase {
+pub fn keyed(sale: SaleId, number: usize, key: &str, fingerprint: &str) -> Purchase {
     let request = RequestKey { key: key.to_owned(), fingerprint: fingerprint.to_owned() };
     let order = OrderId::derived(sale, &user(number), key, 1);
     Purchase { order, request: Some(request), ..purchase(sale, number) }
@@ -30,11 +30,11 @@ fn spare(sale: SaleId, number: u64) -> OrderId {
     OrderId::mint(sale, 2_000_000_000, number)
 }
 
-async fn ask(ledger: &Ledger, sale: SaleId, purchase: &Purchase) -> Reserved {
+pub async fn ask(ledger: &Ledger, sale: SaleId, purchase: &Purchase) -> Reserved {
     ledger.reserve_purchase(sale, purchase.clone(), spare(sale, 1)).await.unwrap()
 }
 
-fn accepted(purchase: &Purchase, replayed: bool) -> Reserved {
+pub fn accepted(purchase: &Purchase, replayed: bool) -> Reserved {
     Reserved::Accepted(Accepted { order: purchase.order, quantity: purchase.quantity, replayed })
 }
 

@@ -147,7 +147,7 @@ impl<'a> Course<'a> {
         let series = self.levels("units left", "stock", |bucket| bucket.remaining)?;
         Some(Plot {
             title: "Stock",
-            note: "Units that Redis still had, asked ten times a second.".to_owned(),
+            note: "Units that were left where purchases are decided, asked ten times a second.".to_owned(),
             x: self.x,
             y: Axis { scale: Scale::from_zero(self.highest(|bucket| bucket.remaining)), label: "units left" },
             hover: self.say("units left", |bucket| bucket.remaining),

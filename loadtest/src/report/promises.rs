@@ -1,13 +1,13 @@
-//! The promises, each with its figures.
+//! The promises, each with its figures, and what else was checked about the run.
 
 use seckill::drive::report::Report;
-use seckill::promises::Standing;
+use seckill::promises::{Finding, Standing};
 
 use super::html::Text;
 use super::plot::put;
 
-/// What each promise says.
-const MEANINGS: [(&str, &str); 10] = [
+/// What each promise and check says.
+const MEANINGS: [(&str, &str); 12] = [
     ("no_oversell", "Live orders never add up to more units than the stock."),
     ("no_undersell", "When demand reached the stock, the whole stock is sold."),
     ("one_per_user", "A buyer holds at most one live order."),
@@ -18,6 +18,8 @@ const MEANINGS: [(&str, &str); 10] = [
     ("covered", "Every live order has its claim in Redis, and no rejected one has."),
     ("agreement", "Redis and PostgreSQL tell the same story."),
     ("exactly_once", "Retries and redeliveries change nothing."),
+    ("orders_ended", "Every order was paid, cancelled or expired before patience ended."),
+    ("moves_kept", "Whoever was told that an order is paid, cancelled or expired finds it so."),
 ];
 
 /// What a promise says; empty for one that has no words here.
@@ -26,8 +28,17 @@ pub fn meaning(name: &str) -> &'static str {
 }
 
 pub fn section(out: &mut String, report: &Report) {
-    out.push_str("<h2>The promises</h2>\n<div class=\"card\"><table class=\"promises\">\n");
-    for finding in &report.promises {
+    out.push_str("<h2>The promises</h2>\n");
+    table(out, &report.promises);
+    if !report.checks.is_empty() {
+        out.push_str("<h2>Checks of this run</h2>\n");
+        table(out, &report.checks);
+    }
+}
+
+fn table(out: &mut String, findings: &[Finding]) {
+    out.push_str("<div class=\"card\"><table class=\"promises\">\n");
+    for finding in findings {
         let (class, word) = match finding.holds {
             Standing::Holds => ("pass", "holds"),
             Standing::Broken => ("fail", "broken"),

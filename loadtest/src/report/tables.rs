@@ -1,6 +1,6 @@
 //! The figures that no picture shows, and what the run ran on.
 
-use seckill::drive::report::{Quantiles, Report};
+use seckill::drive::report::{Afterwards, Quantiles, Report};
 
 use super::html::Text;
 use super::plot::{number, put};
@@ -39,6 +39,18 @@ fn figures(report: &Report) -> Vec<Pair> {
         count("not sent, or not understood", report.client_errors),
     ]);
     all.extend(report.orders.iter().map(|(state, n)| count(&format!("orders {state}"), *n)));
+    let after = report.afterwards;
+    if after != Afterwards::default() {
+        all.extend([
+            count("told to be paid", after.paid),
+            count("told to be cancelled", after.cancelled),
+            count("told to be expired", after.expired),
+            count("neither paid nor closed", after.unfinished),
+            count("purchases of who came again", after.came_again),
+            count("orders that came of them", after.bought_again),
+            count("buyers left without a unit", after.still_wanted),
+        ]);
+    }
     all.extend([
         ("units oversold".to_owned(), number(report.oversold as f64)),
         ("units unsold".to_owned(), report.unsold.map_or_else(|| "not known".to_owned(), |n| number(n as f64))),

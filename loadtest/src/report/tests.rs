@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use seckill::drive::distribution::{Distribution, Distributions};
 use seckill::drive::machine::Machine;
-use seckill::drive::report::{Latencies, Quantiles, Rates};
+use seckill::drive::report::{Afterwards, Latencies, Quantiles, Rates};
 use seckill::drive::timeline::{Bucket, Timeline};
 use seckill::promises::{Finding, NAMES, Standing};
 
 use super::promises::meaning;
 use super::*;
+use crate::faults::Entry;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -30,6 +31,7 @@ fn empty() -> Report {
         refused: BTreeMap::new(),
         unconfirmed: 0,
         orders: BTreeMap::new(),
+        afterwards: Afterwards::default(),
         oversold: 0,
         unsold: None,
         duplicates: 0,
@@ -43,6 +45,7 @@ fn empty() -> Report {
         timeline: Timeline::default(),
         machine: Machine::default(),
         promises: Vec::new(),
+        checks: Vec::new(),
         verdict: Verdict::Fail,
         settled: true,
         ..Report::default()
@@ -75,6 +78,15 @@ fn full() -> Report {
         refused: refused.clone(),
         unconfirmed: 404,
         orders: BTreeMap::from([("created", 1_503), ("rejected", 12)]),
+        afterwards: Afterwards {
+            paid: 1_031,
+            cancelled: 1_032,
+            expired: 1_033,
+            came_again: 1_034,
+            bought_again: 1_035,
+            unfinished: 1_036,
+            still_wanted: 1_037,
+        },
         oversold: 13,
         unsold: Some(14),
         duplicates: 15,
@@ -91,6 +103,9 @@ fn full() -> Report {
         timeline: Timeline { bucket_ms: 100, buckets: (-5..40).map(|n| bucket(n * 100)).collect() },
         machine: Machine::here(BTreeMap::from([("redis", "7.0.15".to_owned())])),
         promises: NAMES
+            .map(|name| Finding { name, holds: Standing::Holds, detail: format!("the figures of {name}") })
+            .to_vec(),
+        checks: ["orders_ended", "moves_kept"]
             .map(|name| Finding { name, holds: Standing::Holds, detail: format!("the figures of {name}") })
             .to_vec(),
         verdict: Verdict::Pass,
@@ -149,7 +164,7 @@ fn a_page_is_well_formed_and_loads_nothing() {
 fn every_promise_and_every_figure_is_on_the_page() {
     let report = full();
     let page = page(&report, &heading("rush"));
-    for name in NAMES {
+    for name in NAMES.into_iter().chain(["orders_ended", "moves_kept"]) {
         assert!(!meaning(name).is_empty(), "{name} is not explained");
         assert!(page.contains(&format!(">{name}<")) && page.contains(&format!("the figures of {name}")), "{name}");
     }
@@ -173,6 +188,13 @@ fn every_promise_and_every_figure_is_on_the_page() {
         "2,021",
         "2,022",
         "2,023",
+        "1,031",
+        "1,032",
+        "1,033",
+        "1,034",
+        "1,035",
+        "1,036",
+        "1,037",
         "3.1 / 33.2 / 333 ms",
         "0.41 / 4.2 / 44.3 ms",
     ];
@@ -224,6 +246,41 @@ fn runs_with_only_one_kind_of_answer_are_drawn() {
         report.timeline.buckets.truncate(1);
         check_well_formed(&page(&report, &heading("half")));
     }
+}
+
+#[test]
+fn a_drill_shows_every_fault_what_it_broke_and_what_is_excused() {
+    let entry = |name, verdict, broken: &'static str| Entry {
+        name,
+        injected_at: Some(1_234),
+        promises: NAMES
+            .map(|name| {
+                let holds = if name == broken { Standing::Broken } else { Standing::Holds };
+                Finding { name, holds, detail: format!("<{name}>") }
+            })
+            .to_vec(),
+        excused: vec!["nothing_lost"],
+        verdict,
+        figures: serde_json::Map::from_iter([("gave_up".to_owned(), 7.into())]),
+        error: None,
+    };
+    let mut unsettled = entry("slow", Verdict::Fail, "none");
+    unsettled.promises[8].holds = Standing::NotChecked;
+    let (lossy, bad) = (entry("lossy", Verdict::Pass, "nothing_lost"), entry("bad", Verdict::Fail, "no_oversell"));
+    let page =
+        drill_page(&[("loses some", &lossy), ("sells twice", &bad), ("never settles", &unsettled)], Verdict::Fail);
+    check_well_formed(&page);
+    check_self_contained(&page);
+    for part in [
+        "<b>excused nothing_lost</b>: &lt;nothing_lost&gt;",
+        "<b>broken no_oversell</b>",
+        "sells twice",
+        "gave up 7",
+        "<b>not checked agreement</b>",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    check_well_formed(&drill_page(&[], Verdict::Fail));
 }
 
 /// Value of `--name` in one of the two themes.

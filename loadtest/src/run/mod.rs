@@ -4,9 +4,9 @@
 //! page, and an exit status that follows the verdict. Ctrl-C ends the crowd, not the run: what was said until then is
 //! reported and judged; a second one ends it all.
 
-mod overrides;
-mod play;
-mod scenario;
+pub mod overrides;
+pub mod play;
+pub mod scenario;
 mod target;
 
 use std::path::PathBuf;
@@ -18,6 +18,7 @@ use seckill::drive::report::{Report, Verdict};
 use seckill::drive::show::Shown;
 use tokio_util::sync::CancellationToken;
 
+use crate::naive::{self, Strategy};
 use crate::report::{self, Heading};
 use overrides::Overrides;
 use scenario::{SHIPPED, Scenario};
@@ -32,6 +33,9 @@ pub struct Run {
     target: Target,
     #[command(flatten)]
     overrides: Overrides,
+    /// Instead of the service, tries a counter that is wrong on purpose, on private servers: the verdict must fail.
+    #[arg(long, conflicts_with = "url")]
+    strategy: Option<Strategy>,
     /// Also writes the report as JSON to this file.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -57,11 +61,15 @@ impl Run {
     pub async fn run(self) -> anyhow::Result<()> {
         let mut scenario = Scenario::load(&self.scenario)?;
         self.overrides.apply(&mut scenario)?;
-        let heading = Heading { name: scenario.name.clone(), about: sizes(&scenario) };
+        let mut heading = Heading { name: scenario.name.clone(), about: sizes(&scenario) };
+        if let Some(strategy) = self.strategy {
+            heading.name = format!("{} against {}", heading.name, strategy.name());
+            heading.about = format!("{}. A counter that is wrong on purpose: {}", heading.about, strategy.mistake());
+        }
         say(format_args!("{}: {}\n  {}", heading.name, scenario.about, heading.about))?;
         let stop = CancellationToken::new();
         let report = tokio::select! {
-            report = self.target.play(&scenario, &self.overrides, &stop) => report?,
+            report = self.play(&scenario, &stop) => report?,
             // Leaving this way still stops a sandbox's servers and removes their folder.
             () = second_ctrl_c(&stop) => bail!("interrupted"),
         };
@@ -70,11 +78,18 @@ impl Run {
         Ok(())
     }
 
+    async fn play(&self, scenario: &Scenario, stop: &CancellationToken) -> anyhow::Result<Report> {
+        match self.strategy {
+            Some(strategy) => Box::pin(naive::play(strategy, scenario, &self.overrides, stop)).await,
+            None => self.target.play(scenario, &self.overrides, stop).await,
+        }
+    }
+
     /// The finished report, to everybody who wants it.
     fn hand_out(&self, report: &Report, heading: &Heading) -> anyhow::Result<()> {
         say(Shown(report))?;
         write(self.report.as_deref(), report)?;
-        report::write(self.html.as_deref(), report, heading)
+        report::write(self.html.as_deref(), || report::page(report, heading))
     }
 }
 

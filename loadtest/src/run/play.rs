@@ -62,7 +62,11 @@ pub async fn play(
     joint::report(played)
 }
 
-fn demand(sale: &Sale, seed: u64, pay_within: Option<Duration>) -> anyhow::Result<Demand> {
+/// Who comes to a sale of the scenario.
+///
+/// # Errors
+/// When its times are none.
+pub fn demand(sale: &Sale, seed: u64, pay_within: Option<Duration>) -> anyhow::Result<Demand> {
     let usual = Habits::of_a_sale_paid_within(pay_within.unwrap_or_default());
     let habits = Habits {
         cancel: sale.afterwards.cancel,

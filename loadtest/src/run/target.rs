@@ -20,7 +20,7 @@ use super::scenario::{Doors, Scenario};
 #[derive(Debug, Args)]
 pub struct Target {
     /// Starts private servers and the service on them, and stops them afterwards.
-    #[arg(long, conflicts_with = "url", required_unless_present = "url")]
+    #[arg(long, conflicts_with = "url", required_unless_present_any = ["url", "strategy"])]
     sandbox: bool,
     /// HTTP nodes of the sandbox.
     #[arg(long, default_value_t = 2, requires = "sandbox")]
