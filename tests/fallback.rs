@@ -250,7 +250,8 @@ async fn the_seat_of_a_buyer_who_hung_up_is_taken_until_the_ledger_is_done() {
 async fn a_purchase_from_the_reserve_whose_answer_is_lost_is_unknown_and_its_order_can_be_asked_for() {
     let scene = Scene::set().await;
     let sale = scene.open(30, 5).await;
-    scene.proxy().cut().await;
+    // Redis says no word of its own about the purchase.
+    scene.whole.service.stock.freeze(sale, 1_000).await.expect("Redis answers");
     let take = scene.sandbox.postgres().proxy().expect("a proxy");
     let trap = take.trap(TAKE, Moment::After);
     take.cut().await;

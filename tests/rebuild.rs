@@ -172,3 +172,17 @@ async fn a_sale_that_nobody_has_opened_is_not_put_on_sale_by_the_auditor() {
     assert_eq!(run(&bench, &sale).await.expect("a run"), Figures::default());
     assert_eq!(bench.row(&sale).await.generation, 0);
 }
+
+/// Nothing that Redis forgets or sleeps through keeps an order from falling due.
+#[tokio::test]
+async fn an_order_that_falls_due_while_redis_is_cold_is_closed_and_its_unit_is_sold_again() {
+    let bench = Bench::start(&hasty("due_while_cold").await, Roles::OBSERVE).await;
+    let sale = bench.open(1).await;
+    let bought = bench.buy(&sale, "ann").await;
+    bench.record(&sale, &bought).await;
+    let _: i64 = bench.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
+    bench.meddle(&sale, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1").await;
+    assert_rebuilt(&bench, &sale, 2).await;
+    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Expired, None)));
+    assert_eq!(bench.remaining(&sale).await, 1);
+}
