@@ -18,10 +18,6 @@ impl Crowd {
         Ok(Self((0..count).map(|n| token(tokens, n)).collect::<Result<_, _>>()?))
     }
 
-    pub const fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// Writes the whole request of buyer `n` (modulo their number) behind what `request` holds.
     pub fn write(&self, request: &mut Vec<u8>, sale: SaleId, n: usize) {
         let n = n % self.0.len();
@@ -56,6 +52,6 @@ pub fn write_request(request: &mut Vec<u8>, sale: SaleId, token: &str, n: usize)
 }
 
 /// The address that a trusted proxy would report. Differs for the first 16 million.
-fn address(n: usize) -> String {
+pub fn address(n: usize) -> String {
     format!("10.{}.{}.{}", (n >> 16) & 255, (n >> 8) & 255, n & 255)
 }

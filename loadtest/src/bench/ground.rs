@@ -20,6 +20,7 @@ use seckill::stock::{Stock, keys};
 use secrecy::ExposeSecret;
 use tokio::time::sleep;
 
+use super::crowd;
 use super::machine;
 use super::rounds::Void;
 
@@ -90,22 +91,21 @@ impl Ground {
     /// A sale of one unit that is gone, as the node knows.
     pub async fn sold_out(&self) -> anyhow::Result<SaleId> {
         let sale = self.open(1).await?;
-        let answer = async |n: u32| -> anyhow::Result<u16> { Ok(self.buy(sale, &format!("opener-{n}")).await?.0) };
+        let answer = async |n: u32| -> anyhow::Result<u16> { Ok(self.buy(sale, n as usize).await?.0) };
         ensure!(answer(0).await? == 202, "the only unit could not be bought");
         // The second answer raises the flag, and every one after it comes from the flag.
         ensure!(answer(1).await? == 409 && answer(2).await? == 409, "the sale is not sold out");
         Ok(sale)
     }
 
-    /// One purchase: status and body.
-    pub async fn buy(&self, sale: SaleId, user: &str) -> anyhow::Result<(u16, Bytes)> {
-        let authorization = Some(self.tokens.header(&user.parse()?, false)?);
-        let caller = Caller { authorization, ..Caller::default() };
+    /// One purchase by the `n`-th of some buyers who are in no crowd: status and body.
+    pub async fn buy(&self, sale: SaleId, n: usize) -> anyhow::Result<(u16, Bytes)> {
+        let authorization = Some(self.tokens.header(&format!("passer-by-{n}").parse()?, false)?);
+        let forwarded_for = Some(crowd::address(n).parse()?);
+        let caller = Caller { authorization, forwarded_for, ..Caller::default() };
         let path: Uri = format!("/api/v1/sales/{sale}/purchases").parse()?;
-        let reply = self
-            .client
-            .send(0, Method::POST, &path, &caller, Bytes::from_static(super::crowd::BODY.as_bytes()))
-            .await?;
+        let reply =
+            self.client.send(0, Method::POST, &path, &caller, Bytes::from_static(crowd::BODY.as_bytes())).await?;
         Ok((reply.status, reply.body))
     }
 

@@ -43,10 +43,10 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let count = Until::Count(plan.claims as usize);
     let ran = load::closed(ground.node, &crowd, sale, super::accepted::CONNECTIONS, 0, count).await?;
     ensure!(ran.accepted == u64::from(plan.claims), "{ran:?}");
-    let mut sold = plan.claims;
+    let (mut sold, mut asked) = (plan.claims, 0);
     let round = async |_: bool| -> Taken<(f64, f64)> {
         settle(&ground, sale, sold).await?;
-        let times = restart(&ground, sale, sold).await?;
+        let times = restart(&ground, sale, &mut asked).await?;
         sold += 1;
         // The connection of this program went with the Redis that was.
         ground.redis = redis::Client::open(redis_url(&ground))?.get_multiplexed_async_connection().await?;
@@ -71,17 +71,16 @@ async fn settle(ground: &Ground, sale: SaleId, sold: u32) -> anyhow::Result<()> 
 
 /// Kills Redis and starts it again; milliseconds from then on to the next accepted purchase, and to the first answer of
 /// Redis.
-async fn restart(ground: &Ground, sale: SaleId, sold: u32) -> anyhow::Result<(f64, f64)> {
+async fn restart(ground: &Ground, sale: SaleId, asked: &mut usize) -> anyhow::Result<(f64, f64)> {
     let redis = ground.stage.sandbox.redis();
     redis.kill()?;
     let begin = Instant::now();
     redis.restart().await?;
     let answering = begin.elapsed();
-    let mut asked = 0;
     loop {
         // Each time another buyer: the outcome of an earlier one may be unknown, and would be told again.
-        asked += 1;
-        let (status, body) = ground.buy(sale, &format!("late-{sold}-{asked}")).await?;
+        *asked += 1;
+        let (status, body) = ground.buy(sale, *asked).await?;
         if status == 202 {
             break;
         }

@@ -76,12 +76,6 @@ impl Report {
         }
     }
 
-    /// The median of what was measured under `key`, if it was.
-    pub fn median(&self, key: &str) -> Option<f64> {
-        let (_, samples) = self.measured.iter().find(|(figure, _)| figure.key == key)?;
-        Summary::of(samples).map(|summary| summary.median)
-    }
-
     pub fn finish(&mut self) -> anyhow::Result<()> {
         self.machine.load_after = machine::load()?;
         Ok(())
