@@ -264,11 +264,13 @@ impl Crowd {
 
     /// A buyer who was told of units comes for at most so many of them, and asks until there is a decision.
     pub(super) async fn come_again(self: Arc<Self>, number: u32, at_most: u32) {
-        let Ok(_turn) = self.again.acquire().await else { return };
+        let Ok(turn) = self.again.acquire().await else { return };
         let buyer = &self.plan.buyers[number as usize];
         let caller = Caller { idempotency_key: None, ..buyer.caller.clone() };
         let wish = Wish { caller, body: body_for(buyer.quantity.min(at_most).max(1)), again: true };
         let answer = self.purchase(number, 1, Instant::now(), &wish).await;
+        // Who has to ask again and again must not keep others from coming.
+        drop(turn);
         if answer.is_open() {
             self.follow_up(number, 1, answer, &wish).await;
         }
