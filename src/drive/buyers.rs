@@ -29,9 +29,10 @@ use super::witness::{Outsider, Witness};
 use crate::api::problem::Code;
 use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
 
-/// Purchases, payments and look-ups at once of buyers who do not click for the first time: they must not take the
-/// connections of those who do.
-const AFTERWARDS: usize = 128;
+/// Purchases at once of buyers who come again, and payments and look-ups at once of those who have an order: they must
+/// not take the connections of those who click for the first time, but who has an order has little time to pay it.
+const AGAIN: usize = 64;
+const AFTERWARDS: usize = 512;
 
 /// How many clicks are in flight at most, and how long an undecided buyer goes on asking.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +46,8 @@ pub struct Temper {
     /// Closed loop: so many buyers click one after the other, each as soon as the last answer is there, and the plan's
     /// times do not count. Such a crowd waits for a slow service, and hides how slow it is.
     pub closed_loop: bool,
+    /// Every first click comes over a connection of its own.
+    pub fresh: bool,
 }
 
 impl Default for Temper {
@@ -54,6 +57,7 @@ impl Default for Temper {
             patience: Duration::from_secs(60),
             pause: Duration::from_millis(100),
             closed_loop: false,
+            fresh: false,
         }
     }
 }
@@ -77,6 +81,7 @@ pub struct Crowd {
     pub(super) places: Places,
     /// The orders that are not over yet.
     pub(super) lives: TaskTracker,
+    again: Semaphore,
     pub(super) hands: Semaphore,
     /// Orders whose buyers left before the end.
     pub(super) unfinished: AtomicU64,
@@ -166,6 +171,7 @@ impl Crowd {
             asked: TaskTracker::new(),
             places,
             lives: TaskTracker::new(),
+            again: Semaphore::new(AGAIN),
             hands: Semaphore::new(AFTERWARDS),
             unfinished: AtomicU64::new(0),
             clicked: AtomicBool::new(false),
@@ -258,11 +264,13 @@ impl Crowd {
 
     /// A buyer who was told of units comes for at most so many of them, and asks until there is a decision.
     pub(super) async fn come_again(self: Arc<Self>, number: u32, at_most: u32) {
-        let Ok(_hand) = self.hands.acquire().await else { return };
+        let Ok(turn) = self.again.acquire().await else { return };
         let buyer = &self.plan.buyers[number as usize];
         let caller = Caller { idempotency_key: None, ..buyer.caller.clone() };
         let wish = Wish { caller, body: body_for(buyer.quantity.min(at_most).max(1)), again: true };
         let answer = self.purchase(number, 1, Instant::now(), &wish).await;
+        // Who has to ask again and again must not keep others from coming.
+        drop(turn);
         if answer.is_open() {
             self.follow_up(number, 1, answer, &wish).await;
         }
@@ -282,7 +290,14 @@ impl Crowd {
 
     async fn purchase(self: &Arc<Self>, number: u32, nth: u32, due: Instant, wish: &Wish) -> Answer {
         let node = number as usize + nth as usize;
-        let sent = self.client.send(node, Method::POST, &self.purchases, &wish.caller, wish.body.clone());
+        let sent = self.client.send_over(
+            self.temper.fresh && !wish.again,
+            node,
+            Method::POST,
+            &self.purchases,
+            &wish.caller,
+            wish.body.clone(),
+        );
         let sent = sent.await;
         let channel = Channel::of(&sent);
         let answer = Answer::of(sent);

@@ -53,7 +53,7 @@ async fn crowd(shop: &Shop, demand: &Demand, in_flight: usize) -> Run {
     let client = Arc::new(Client::new(&[&shop.url, &shop.url], limits).expect("a base URL"));
     let start = Instant::now() + Duration::from_millis(100);
     let (patience, pause) = (Duration::from_secs(20), Duration::from_millis(5));
-    let temper = Temper { in_flight, patience, pause, closed_loop: false };
+    let temper = Temper { in_flight, patience, pause, closed_loop: false, fresh: false };
     let crowd = Crowd::with_habits(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper, demand.habits)
         .expect("a crowd");
     crowd.run_before(shop).await;
