@@ -10,11 +10,13 @@ mod audit;
 use std::time::Duration;
 
 use audit::{Bench, hasty, purchase};
+use prometheus::Registry;
 use redis::AsyncCommands;
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
-use seckill::domain::{OrderStatus, Outcome, Sale};
+use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
+use seckill::fallback::Fallback;
 use seckill::lock::Lost;
 use seckill::reconcile::{Error, Figures, Job};
 use seckill::stock::keys;
@@ -171,6 +173,23 @@ async fn a_sale_that_nobody_has_opened_is_not_put_on_sale_by_the_auditor() {
     let sale = bench.running.service.operator.create(NewSale { total: 3, ..new_sale() }).await.expect("a sale");
     assert_eq!(run(&bench, &sale).await.expect("a run"), Figures::default());
     assert_eq!(bench.row(&sale).await.generation, 0);
+}
+
+/// Redis sells; it is the node that is behind, and a second later it will not be.
+#[tokio::test]
+async fn a_node_that_has_not_heard_of_the_new_life_leaves_the_reserve_alone() {
+    let bench = Bench::start(&hasty("behind").await, Roles::OBSERVE).await;
+    let sale = bench.open_with(4, 2).await;
+    let service = &bench.running.service;
+    let fallback = &bench.running.settings.fallback;
+    let (stock, ledger) = (service.stock.clone(), service.ledger.clone());
+    let node = Fallback::new(fallback, stock, ledger, &Registry::new()).expect("metrics");
+    let ask = async |user| node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, 1)).await.outcome;
+    freeze(&bench, &sale).await;
+    assert!(matches!(ask("ann").await, Outcome::Accepted(_)), "a Redis that may not sell is bridged");
+    assert_rebuilt(&bench, &sale, 2).await;
+    assert_eq!(ask("bob").await, Outcome::Cold);
+    assert_eq!(bench.row(&sale).await.reserve, 1);
 }
 
 /// Nothing that Redis forgets or sleeps through keeps an order from falling due.
