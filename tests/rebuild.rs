@@ -19,8 +19,9 @@ use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
 use seckill::fallback::Fallback;
 use seckill::lock::Lost;
 use seckill::reconcile::{Error, Figures, Job};
+use seckill::sandbox::{Moment, Options, Sandbox, Spot};
 use seckill::stock::keys;
-use support::service::{PATIENCE, new_sale};
+use support::service::{PATIENCE, new_sale, prepared};
 use time::OffsetDateTime;
 
 /// Nobody who waits in vain does so for long.
@@ -190,6 +191,43 @@ async fn a_node_that_has_not_heard_of_the_new_life_leaves_the_reserve_alone() {
     assert_rebuilt(&bench, &sale, 2).await;
     assert_eq!(ask("bob").await, Outcome::Cold);
     assert_eq!(bench.row(&sale).await.reserve, 1);
+}
+
+/// The two stores cannot be looked at in one instant. What happens in between is no fault, and stops no sale.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_rebuild() {
+    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
+    let mut settings = prepared(sandbox.settings("looks").await.expect("settings")).await;
+    settings.reconcile.grace_ms = 0;
+    let bench = Bench::start(&settings, Roles::OBSERVE).await;
+    let auditor = Bench::start(&sandbox.proxied(&settings), Roles::OBSERVE).await.auditor;
+    let sale = bench.open(3).await;
+    let claims = Spot::Command("HGETALL");
+    let proxy = sandbox.redis().proxy().expect("a proxy");
+
+    // Bought and recorded when Redis has been looked at: a look at the ledger after that would miss the claim.
+    let trap = proxy.trap(claims, Moment::After);
+    let meanwhile = async {
+        let held = trap.held(PATIENCE).await.expect("a look");
+        let bought = bench.buy(&sale, "ann").await;
+        bench.record(&sale, &bought).await;
+        held.let_go();
+        bought
+    };
+    let (found, bought) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
+    assert_eq!(found.expect("a look").rebuild, None);
+
+    // Closed and released when the ledger has been looked at.
+    let trap = proxy.trap(claims, Moment::Before);
+    let meanwhile = async {
+        let held = trap.held(PATIENCE).await.expect("a look");
+        let service = &bench.running.service;
+        service.ledger.close(bought.order, OrderStatus::Cancelled).await.expect("a move");
+        service.stock.release(sale.id, &bought.user, bought.order).await.expect("an answer");
+        held.let_go();
+    };
+    let (found, ()) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
+    assert_eq!(found.expect("a look").rebuild, None);
 }
 
 /// Nothing that Redis forgets or sleeps through keeps an order from falling due.
