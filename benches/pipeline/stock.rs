@@ -126,7 +126,7 @@ impl Benchmark {
         let mut command = Command::new("redis-benchmark");
         command.args(["-p", &self.port, "--dbnum", &self.database, "-c", "50", "-P", "1", "--csv"]);
         command.args(["-n", &CALLS.to_string(), "-r", "1000000000"]);
-        command.args(["EVALSHA", &self.hash, "4"]).args(keys::all(sale)).args(["1", "3600000"]);
+        command.args(["EVALSHA", &self.hash, "4"]).args(keys::all(sale)).arg("3600000");
         // As long as the real ones are.
         command.args(["1", "00000000-0000-8000-8000-__rand_int__", "buyer-__rand_int__", "1", "", ""]);
         let output = tokio::task::spawn_blocking(move || command.output()).await??;

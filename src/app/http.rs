@@ -21,11 +21,13 @@ use crate::shutdown::{Part, Stop};
 use crate::sold_out::{Doubtful, Flags, Watch};
 
 /// Connections that may wait to be accepted: a flash sale begins with everybody connecting at once.
-const BACKLOG: u32 = 8192;
-const MAX_CONNECTIONS_PER_WORKER: usize = 50_000;
-const KEEP_ALIVE: Duration = Duration::from_secs(75);
+pub const BACKLOG: u32 = 8192;
+/// Connections that one worker keeps at once.
+pub const MAX_CONNECTIONS_PER_WORKER: usize = 50_000;
+/// How long an idle connection is kept.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// How long a request's head may take to arrive.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+pub const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Binds, starts the workers and what keeps their local state fresh. Answers with the address.
 pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &Stop) -> anyhow::Result<SocketAddr> {

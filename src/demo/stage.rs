@@ -87,8 +87,20 @@ impl Stage {
     /// # Errors
     /// When something does not come up; the message ends with the tail of its log.
     pub async fn with(program: &Program, cast: Cast) -> anyhow::Result<Self> {
+        Self::furnished(program, cast, open_doors).await
+    }
+
+    /// Starts servers and a cast of roles with settings made from the sandbox's, and returns when every node is ready.
+    ///
+    /// # Errors
+    /// When something does not come up; the message ends with the tail of its log.
+    pub async fn furnished(
+        program: &Program,
+        cast: Cast,
+        furnish: impl FnOnce(Settings) -> Settings,
+    ) -> anyhow::Result<Self> {
         let sandbox = Sandbox::start(Options::default()).await.context("the private servers")?;
-        let settings = (cast.tune)(&sandbox, "stage", open_doors(sandbox.settings("demo").await?));
+        let settings = (cast.tune)(&sandbox, "stage", furnish(sandbox.settings("demo").await?));
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(settings.orders.pay_within_s)).await?;
         ledger::migrate(ledger.pool()).await.context("the schema")?;
         if sandbox.broker_kind() != STAND_IN {
@@ -144,6 +156,27 @@ impl Stage {
         self.parts[at].process.kill()?;
         self.parts[at].process = self.spawn(name, program, &self.parts[at].role, &self.parts[at].settings)?;
         Ok(())
+    }
+
+    /// From now on, new orders are to be paid within this time. Those who write orders are started again for it, in good
+    /// order; returns when every node is ready.
+    ///
+    /// # Errors
+    /// When one of them does not end or does not come up.
+    pub async fn pay_within(&mut self, time: Duration) -> anyhow::Result<()> {
+        for at in 0..self.parts.len() {
+            let part = &mut self.parts[at];
+            if !["serve", "consume"].contains(&part.role.as_str()) {
+                continue;
+            }
+            part.settings.orders.pay_within_s = time.as_secs();
+            part.process.terminate()?;
+            part.process.wait(PATIENCE).await?;
+            let part = &self.parts[at];
+            let process = self.spawn(part.process.name(), &self.program, &part.role, &part.settings)?;
+            self.parts[at].process = process;
+        }
+        self.wait_until_ready().await
     }
 
     /// How the roles are started.
@@ -225,15 +258,23 @@ impl Stage {
     }
 }
 
-/// The buyers' addresses are believed, and nobody is held back who clicks like a person.
-fn open_doors(mut settings: Settings) -> Settings {
+/// The buyers' addresses are believed, and every limit is that of an installation.
+pub fn closed_doors(mut settings: Settings) -> Settings {
     settings.http.trusted_proxies = vec![Ipv4Addr::LOCALHOST.into()];
     settings.http.workers = 1;
+    settings.telemetry.filter = "warn".to_owned();
+    settings
+}
+
+/// As [`closed_doors`], and nobody is held back who clicks like a person.
+pub fn open_doors(settings: Settings) -> Settings {
+    let mut settings = closed_doors(settings);
     settings.admission.node_per_second = 1_000_000;
     settings.admission.node_burst = 1_000_000;
-    settings.admission.user_burst = settings.admission.user_burst.max(20);
+    // A buyer of several sales clicks several times in each, and comes again when units show.
+    settings.admission.user_per_second = settings.admission.user_per_second.max(20);
+    settings.admission.user_burst = settings.admission.user_burst.max(40);
     settings.admission.max_tracked = settings.admission.max_tracked.max(1_000_000);
-    settings.telemetry.filter = "warn".to_owned();
     settings
 }
 

@@ -72,6 +72,12 @@ impl Witness for Stores {
         Ok(Some(Flow { outbox, backlog, rebuilding }))
     }
 
+    async fn unsold(&self, sale: SaleId) -> anyhow::Result<Option<i64>> {
+        let Some(ledger) = &self.ledger else { return Ok(None) };
+        let Some(row) = ledger.stock(sale).await? else { return Ok(None) };
+        Ok(Some(i64::from(row.available) + i64::from(row.reserve)))
+    }
+
     async fn sold(&self, sale: SaleId) -> anyhow::Result<Option<i64>> {
         let Some(ledger) = &self.ledger else { return Ok(None) };
         let Some(row) = ledger.stock(sale).await? else { return Ok(None) };

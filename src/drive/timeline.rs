@@ -12,6 +12,7 @@ use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::answer::Answer;
+use super::progress::per_second;
 use super::witness::Witness;
 use crate::domain::SaleId;
 
@@ -24,6 +25,37 @@ pub struct Timeline {
     /// Length of a bucket, in milliseconds.
     pub bucket_ms: i64,
     pub buckets: Vec<Bucket>,
+}
+
+impl Timeline {
+    /// Adds the course of another sale that went on at the same time.
+    pub fn add(&mut self, other: Self) {
+        let mut all: BTreeMap<i64, Bucket> =
+            std::mem::take(&mut self.buckets).into_iter().map(|bucket| (bucket.at_ms, bucket)).collect();
+        for bucket in other.buckets {
+            let sum = all.entry(bucket.at_ms).or_insert_with(|| Bucket { at_ms: bucket.at_ms, ..Bucket::default() });
+            sum.accepted += bucket.accepted;
+            sum.unconfirmed += bucket.unconfirmed;
+            sum.client_errors += bucket.client_errors;
+            for (code, count) in bucket.refused {
+                *sum.refused.entry(code).or_default() += count;
+            }
+            let add = |one: Option<i64>, two: Option<i64>| one.map_or(two, |one| Some(one + two.unwrap_or(0)));
+            sum.remaining = add(sum.remaining, bucket.remaining);
+            sum.sold = add(sum.sold, bucket.sold);
+        }
+        *self = Self { bucket_ms: BUCKET_MS, buckets: all.into_values().collect() };
+    }
+
+    /// Units per second that became rows, to nine tenths of the most that rows ever held: the last ones may be units
+    /// that came back and went again.
+    pub fn persisted_per_second(&self) -> u64 {
+        let most = self.buckets.iter().filter_map(|bucket| bucket.sold).max().unwrap_or(0);
+        let reached = self.buckets.iter().find(|bucket| bucket.sold.is_some_and(|sold| sold * 10 >= most * 9));
+        let end = |bucket: &Bucket| u64::try_from(bucket.at_ms + self.bucket_ms).unwrap_or(0);
+        reached
+            .map_or(0, |bucket| per_second(bucket.sold.unwrap_or(0).unsigned_abs(), Duration::from_millis(end(bucket))))
+    }
 }
 
 /// What happened within one bucket. The answers of all buckets add up to the requests of the report.
@@ -60,7 +92,7 @@ impl Buckets {
         let bucket = self.at(start, now);
         match answer {
             Answer::Accepted(_) => bucket.accepted += 1,
-            Answer::Refused(code) => *bucket.refused.entry(code).or_default() += 1,
+            Answer::Refused(refusal) => *bucket.refused.entry(refusal.code).or_default() += 1,
             Answer::Undecided { .. } => bucket.unconfirmed += 1,
             Answer::NotSent(_) | Answer::Foreign(_) => bucket.client_errors += 1,
         }
@@ -153,6 +185,7 @@ fn ticks() -> tokio::time::Interval {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drive::answer::Refusal;
 
     const OPEN: Answer = Answer::Undecided { status: Some(503), retry_after: None };
 
@@ -172,7 +205,8 @@ mod tests {
     fn a_timeline_has_every_answer_once_every_sample_and_no_gaps() {
         let start = Instant::now();
         let (watch, mut answers) = (Watch::default(), Buckets::default());
-        for (ms, answer) in [(0, OPEN), (10, Answer::Refused("sold_out")), (320, Answer::Refused("sold_out"))] {
+        let refused = || Answer::Refused(Refusal { code: "sold_out", order: None });
+        for (ms, answer) in [(0, OPEN), (10, refused()), (320, refused())] {
             answers.count(start, start + Duration::from_millis(ms), &answer);
         }
         watch.seen.lock().expect("no panic").at(start, start + Duration::from_millis(510)).sold = Some(7);

@@ -16,6 +16,14 @@ pub trait Witness: Send + Sync {
     /// What is on its way. The outbox is read before Kafka.
     fn flow(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<Flow>>> + Send;
 
+    /// Units that no live order holds, as the ledger knows at the moment of the call.
+    fn unsold(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<i64>>> + Send {
+        async move {
+            let view = self.ledger(sale).await?;
+            Ok(view.map(|ledger| ledger.available + ledger.reserve))
+        }
+    }
+
     /// Units that live orders hold in the ledger: cheap enough to ask ten times a second.
     fn sold(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<i64>>> + Send;
 

@@ -16,6 +16,8 @@ mod fence;
 
 mod generation;
 
+mod look;
+
 mod metrics;
 
 mod orders;

@@ -6,15 +6,18 @@
 //! The stock row is the one point where recorders meet. Its `version` is raised by everything that changes which
 //! orders are live, so a decision made from a snapshot at version V is right if and only if the write still finds
 //! V. That is why there is no `ON CONFLICT` here: a conflict is never swallowed, it is a race that was lost.
+//!
+//! The first attempt reads the stock row alone and presumes that the messages are new ([`super::look`]). A redelivery
+//! or a second order then loses that race, and is decided by all that is known.
 
 use std::time::{Duration, Instant};
 
-use sqlx::postgres::PgRow;
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::{Connection, PgConnection};
 use tracing::debug;
 
-use super::decide::{self, Decision, Fact, Verdict};
+use super::decide::{Decision, Verdict};
 use super::error::sqlstate;
+use super::look::{Stand, look, presume};
 use super::transaction::to_the_end;
 use super::{Error, Ledger, silent};
 use crate::domain::{OrderMessage, OrderStatus, Reason, SaleId};
@@ -24,30 +27,6 @@ const RACES: usize = 3;
 
 /// Attempts under that lock. Only a deadlock with a stranger's transaction can spoil one.
 const LOCKED_ATTEMPTS: usize = 3;
-
-/// Stock row and what is known of each message, in one statement and so in one snapshot.
-///
-/// `LIMIT 1` keeps each look-up a subquery: the planner can neither flatten it into a join nor turn it into a scan
-/// of the whole table, which it would do on a table that nobody has analysed yet.
-const READ: &str = "
-    SELECT stock.version, stock.generation, stock.available,
-           same.id IS NOT NULL AS known, live.id IS NOT NULL AS holds_live, twin.id IS NOT NULL AS key_taken
-    FROM stock
-    CROSS JOIN unnest($2::uuid[], $3::text[], $4::text[]) WITH ORDINALITY AS message (id, user_id, request_key, place)
-    LEFT JOIN LATERAL (SELECT id FROM orders WHERE orders.id = message.id LIMIT 1) AS same ON true
-    LEFT JOIN LATERAL (
-        SELECT id FROM orders
-        WHERE orders.sale_id = $1 AND orders.user_id = message.user_id AND orders.status IN ('created', 'paid')
-        LIMIT 1
-    ) AS live ON true
-    LEFT JOIN LATERAL (
-        SELECT id FROM orders
-        WHERE orders.sale_id = $1 AND orders.user_id = message.user_id AND orders.request_key = message.request_key
-          AND orders.request_key IS NOT NULL AND orders.reason IS DISTINCT FROM 'superseded'
-        LIMIT 1
-    ) AS twin ON true
-    WHERE stock.sale_id = $1
-    ORDER BY message.place";
 
 /// The units and the rows, or nothing at all: the insert draws on what the update returned.
 const WRITE: &str = "
@@ -159,10 +138,11 @@ impl Ledger {
             }
         }
         let window = self.pay_within;
-        for _ in 0..RACES {
+        for race in 0..RACES {
+            let reading = if race == 0 { Reading::Presumed } else { Reading::Whole };
             // The connection goes back between attempts: a loser should not keep a winner from the pool.
             let mut connection = self.pool.acquire().await?;
-            match self.in_time(attempt(&mut connection, sale, &messages, window)).await {
+            match self.in_time(attempt(&mut connection, sale, &messages, window, reading)).await {
                 Err(Failure::LostRace) => self.metrics.lost_races.inc(),
                 Err(Failure::Final(fault)) => return Err(fault),
                 Ok(recorded) => return Ok(recorded),
@@ -204,8 +184,17 @@ fn by_sale(batch: &[OrderMessage]) -> Vec<(SaleId, Vec<OrderMessage>)> {
     sales
 }
 
+/// How much is read before a batch is decided.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    /// The stock row. That the messages are new is presumed, and the unique indexes say if they are not.
+    Presumed,
+    /// The stock row, and what is known of each message.
+    Whole,
+}
+
 /// How an attempt fails.
-enum Failure {
+pub(super) enum Failure {
     /// The world changed between the read and the write. Nothing was written; read again.
     LostRace,
     Final(Error),
@@ -227,7 +216,7 @@ impl From<sqlx::Error> for Failure {
     }
 }
 
-type Attempt<T> = Result<T, Failure>;
+pub(super) type Attempt<T> = Result<T, Failure>;
 
 /// Read, decide, write, without a lock and without a transaction of its own.
 async fn attempt(
@@ -235,8 +224,16 @@ async fn attempt(
     sale: SaleId,
     messages: &[OrderMessage],
     window: Duration,
+    reading: Reading,
 ) -> Attempt<Recorded> {
-    let (stand, decision) = look(connection, sale, messages).await?;
+    let presumed = match reading {
+        Reading::Presumed => presume(connection, sale, messages).await?,
+        Reading::Whole => None,
+    };
+    let (stand, decision) = match presumed {
+        Some(presumed) => presumed,
+        None => look(connection, sale, messages).await?,
+    };
     write(connection, sale, messages, stand, &decision, window).await?;
     Ok(Recorded::of(&decision))
 }
@@ -254,38 +251,9 @@ async fn attempt_locked(
         .fetch_optional(&mut *transaction)
         .await?;
     // Under READ COMMITTED each statement has a snapshot of its own, so this one sees all that the lock waited for.
-    let recorded = attempt(&mut transaction, sale, messages, window).await?;
+    let recorded = attempt(&mut transaction, sale, messages, window, Reading::Whole).await?;
     transaction.commit().await?;
     Ok(recorded)
-}
-
-/// What the stock row said when it was read.
-#[derive(Clone, Copy)]
-struct Stand {
-    version: i64,
-    generation: i64,
-}
-
-async fn look(connection: &mut PgConnection, sale: SaleId, messages: &[OrderMessage]) -> Attempt<(Stand, Decision)> {
-    let ids: Vec<_> = messages.iter().map(|message| message.id.uuid()).collect();
-    let users: Vec<_> = messages.iter().map(|message| message.user.as_str()).collect();
-    let keys: Vec<_> = messages.iter().map(|message| message.request.as_ref().map(|request| &*request.key)).collect();
-    let rows = sqlx::query(READ).bind(sale.get()).bind(ids).bind(users).bind(keys).fetch_all(connection).await?;
-
-    let first = rows.first().ok_or(Error::UnknownSale(sale))?;
-    let stand = Stand { version: first.try_get("version")?, generation: first.try_get("generation")? };
-    let available: i32 = first.try_get("available")?;
-    let fact = |(row, message): (&PgRow, _)| -> sqlx::Result<Fact<'_>> {
-        let (known, holds_live) = (row.try_get("known")?, row.try_get("holds_live")?);
-        Ok(Fact { message, known, holds_live, key_taken: row.try_get("key_taken")? })
-    };
-    let facts: Vec<_> = rows.iter().zip(messages).map(fact).collect::<Result<_, _>>()?;
-    let decision = decide::decide(stand.generation, available.into(), &facts).map_err(|ahead| Error::Ahead {
-        sale,
-        message_generation: ahead.message_generation,
-        ledger_generation: stand.generation,
-    })?;
-    Ok((stand, decision))
 }
 
 async fn write(

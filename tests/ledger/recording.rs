@@ -208,7 +208,7 @@ async fn look_ups_use_the_indexes_of_a_table_that_nobody_has_analysed() {
             .await
             .unwrap();
     assert_eq!(scans.0, 0, "whole-table scans");
-    assert!(scans.1 >= 3 * 8000, "index scans: {}", scans.1);
+    assert!(scans.1 >= 3 * 4000, "what came again is looked up: {}", scans.1);
 }
 
 #[tokio::test]
@@ -221,6 +221,8 @@ async fn a_table_that_was_analysed_while_empty_is_not_scanned_for_each_message_o
     // Enough small ones for PostgreSQL to think of keeping a plan.
     for part in batch[..20].chunks(1).chain(batch[20..].chunks(500)) {
         world.ledger.record(part).await.unwrap();
+        // Only what comes again is looked up.
+        assert_eq!(world.ledger.record(part).await.unwrap().skipped, part.len() as u64);
     }
     world.until_left(&world.ledger).await;
     let scanned = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'orders'";

@@ -195,6 +195,7 @@ mod tests {
             promises: vec![Finding { name: broken, holds: Standing::Broken, detail: String::new() }],
             verdict: Verdict::Fail,
             settled: true,
+            ..Report::default()
         }
     }
 

@@ -23,10 +23,12 @@ use clap::Args;
 use seckill::demo::say;
 use serde::Serialize;
 
-use entry::Entry;
+pub use entry::Entry;
 use ground::Ground;
 use round::{Round, Wish};
 use seckill::drive::report::Verdict;
+
+use crate::report;
 
 /// What a fault measured, in its line of the report.
 pub type Figures = serde_json::Map<String, serde_json::Value>;
@@ -74,6 +76,9 @@ pub struct Faults {
     /// Writes the report as JSON to this file.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Writes the report as one HTML page, which needs nothing beside it, to this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Only the faults of this name; may be given several times.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
@@ -114,6 +119,10 @@ impl Faults {
             let json = serde_json::to_string_pretty(&drill)? + "\n";
             std::fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))?;
         }
+        report::write(self.html.as_deref(), || {
+            let lines: Vec<_> = chosen.iter().map(|fault| fault.about).zip(&drill.faults).collect();
+            report::drill_page(&lines, drill.verdict)
+        })?;
         let failed = drill.faults.iter().filter(|entry| entry.verdict == Verdict::Fail).count();
         say(format_args!("\n{} faults, {failed} failed", drill.faults.len()))?;
         ensure!(drill.verdict == Verdict::Pass, "promises were not kept");

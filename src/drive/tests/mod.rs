@@ -1,5 +1,7 @@
 //! The buyers and the verdict against a shop whose faults are known.
 
+mod afterwards;
+
 mod shop;
 
 use std::sync::{Arc, Mutex};
@@ -50,9 +52,11 @@ async fn crowd(shop: &Shop, demand: &Demand, in_flight: usize) -> Run {
     let limits = Limits { connections: in_flight, ..Limits::default() };
     let client = Arc::new(Client::new(&[&shop.url, &shop.url], limits).expect("a base URL"));
     let start = Instant::now() + Duration::from_millis(100);
-    let temper = Temper { in_flight, patience: Duration::from_secs(20), pause: Duration::from_millis(5) };
-    let crowd = Crowd::new(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper).expect("a crowd");
-    crowd.run().await;
+    let (patience, pause) = (Duration::from_secs(20), Duration::from_millis(5));
+    let temper = Temper { in_flight, patience, pause, closed_loop: false };
+    let crowd = Crowd::with_habits(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper, demand.habits)
+        .expect("a crowd");
+    crowd.run_before(shop).await;
     Run { plan, client, record: crowd.into_record().expect("nobody else holds the crowd") }
 }
 

@@ -1,0 +1,111 @@
+//! d: a backlog in Kafka becomes rows, over a bulk insert of the same rows.
+//!
+//! The consumer has joined its group before, and stands still while the backlog is written. The clock starts when it
+//! goes on, which is a little before the first message reaches it, and stops when the last unit is taken in the ledger.
+
+use std::time::{Duration, Instant};
+
+use seckill::outbox::Publisher;
+use tokio::time::sleep;
+
+use super::Plan;
+use super::backlog;
+use super::ground::{Ground, until};
+use super::report::{Figure, Goal, Kind, Report};
+use super::rounds::{self, Taken};
+
+/// How often the ledger is looked at, and so how exact the end is.
+const LOOK: Duration = Duration::from_millis(3);
+
+/// The share of a round that goes first, to warm everything up.
+const WARM_UP: u32 = 10;
+
+const RATIO: Figure = Figure {
+    part: 'd',
+    key: "persisted_over_sql",
+    about: "orders persisted from a backlog over a bulk insert of the same rows",
+    unit: "",
+    goal: Goal::AtLeast { reach: 0.5, aim: 0.8 },
+    kind: Kind::Ratio,
+};
+
+const PERSISTED: Figure = Figure {
+    part: 'd',
+    key: "persisted_per_s",
+    about: "orders persisted from a backlog",
+    unit: "orders/s",
+    goal: Goal::AtLeast { reach: 20_000.0, aim: 20_000.0 },
+    kind: Kind::Figure,
+};
+
+const INSERTED: Figure = Figure {
+    part: 'd',
+    key: "sql_per_s",
+    about: "bulk insert, 500 rows a statement",
+    unit: "rows/s",
+    goal: Goal::None,
+    kind: Kind::Side,
+};
+
+pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
+    let ground = Ground::with(&["consume"]).await?;
+    let publisher = Publisher::new(&ground.stage.settings.kafka)?;
+    // The first drain waits until the consumer has its partitions.
+    drain(&ground, &publisher, plan.orders / WARM_UP).await?;
+    insert(&ground, plan.orders / WARM_UP).await?;
+    let round = async |baseline_first: bool| -> Taken<(f64, f64)> {
+        let early = if baseline_first { Some(insert(&ground, plan.orders).await?) } else { None };
+        let persisted = drain(&ground, &publisher, plan.orders).await?;
+        let inserted = match early {
+            Some(early) => early,
+            None => insert(&ground, plan.orders).await?,
+        };
+        Ok(Ok((persisted, inserted)))
+    };
+    let show = |(persisted, inserted): &(f64, f64)| {
+        format!("{persisted:.0} over {inserted:.0} orders/s: {:.3}", persisted / inserted)
+    };
+    let taken = rounds::take("d", plan.rounds, round, show).await?;
+    report.add(RATIO, taken.kept.iter().map(|(persisted, inserted)| persisted / inserted));
+    report.add(PERSISTED, taken.kept.iter().map(|pair| pair.0));
+    report.add(INSERTED, taken.kept.iter().map(|pair| pair.1));
+    Ok(())
+}
+
+/// Orders per second that the consumer makes rows of.
+async fn drain(ground: &Ground, publisher: &Publisher, count: u32) -> anyhow::Result<f64> {
+    let sale = ground.open(count).await?;
+    let orders = backlog::orders(sale, count);
+    backlog::empty(ground).await?;
+    let consumer = ground.stage.part("consume")?;
+    consumer.pause()?;
+    backlog::publish(ground, publisher, &orders).await?;
+    let begin = Instant::now();
+    consumer.resume()?;
+    while ground.sold_in_ledger(sale).await? < count {
+        sleep(LOOK).await;
+        if begin.elapsed() > Duration::from_secs(120) {
+            ground.stage.check()?;
+            anyhow::bail!("the backlog was not drained in time:\n{}", consumer.log_tail());
+        }
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(ground.ledger.pool()).await?;
+    anyhow::ensure!(rows == i64::from(count), "{rows} rows of {count} orders");
+    // Offsets that are not committed yet would come again into the next round.
+    until("the offsets are committed", async || {
+        let kafka = ground.stage.settings.kafka.clone();
+        let left = tokio::task::spawn_blocking(move || seckill::consumer::backlog(&kafka)).await;
+        left.is_ok_and(|left| left.is_ok_and(|left| left == 0))
+    })
+    .await?;
+    Ok(f64::from(count) / seconds)
+}
+
+/// Rows per second of the same orders.
+async fn insert(ground: &Ground, count: u32) -> anyhow::Result<f64> {
+    let sale = ground.open(count).await?;
+    let orders = backlog::orders(sale, count);
+    backlog::empty(ground).await?;
+    backlog::insert(ground, sale, &orders).await
+}

@@ -1,0 +1,122 @@
+//! a: what a loser costs a node, over a handler that does nothing.
+//!
+//! Every request brings a signed token of a buyer of its own, from an address of its own, and goes through all
+//! limiters. The node itself is asked afterwards what it answered: nothing but `sold_out` counts.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::ensure;
+use seckill::demo::say;
+use seckill::domain::SaleId;
+use seckill::sandbox::Process;
+
+use super::Plan;
+use super::crowd::Crowd;
+use super::ground::Ground;
+use super::load;
+use super::machine;
+use super::report::{Figure, Goal, Kind, Report};
+use super::rounds::{self, Taken, Void};
+use super::wrk::{Saturation, Seen};
+
+/// Few enough that each has a connection's worth of work to wait for, many enough that no worker ever idles.
+pub const CONNECTIONS: usize = 64;
+
+/// Buyers who ask in turn. At 5 a second each, which their own bucket gives them, they make 300,000 a second.
+const BUYERS: usize = 60_000;
+
+const RATIO: Figure = Figure {
+    part: 'a',
+    key: "flag_over_noop",
+    about: "sold-out answers over a no-op handler",
+    unit: "",
+    goal: Goal::AtLeast { reach: 0.85, aim: 0.95 },
+    kind: Kind::Ratio,
+};
+
+const fn side(key: &'static str, about: &'static str) -> Figure {
+    Figure { part: 'a', key, about, unit: "answers/s", goal: Goal::None, kind: Kind::Side }
+}
+
+/// The node with a sale that is sold out, and the handler that does nothing.
+pub struct Refusals {
+    pub ground: Ground,
+    pub sale: SaleId,
+    pub crowd: Arc<Crowd>,
+    pub no_op: SocketAddr,
+    _no_op: Process,
+}
+
+impl Refusals {
+    pub async fn prepare(buyers: usize) -> anyhow::Result<Self> {
+        let ground = Ground::with(&[]).await?;
+        let workers = machine::cores().to_string();
+        let (process, no_op) = ground.helper("no-op", &[&workers]).await?;
+        let sale = ground.sold_out().await?;
+        let crowd = Arc::new(Crowd::sign(&ground.tokens, buyers)?);
+        let refusals = Self { ground, sale, crowd, no_op, _no_op: process };
+        refusals.compare().await?;
+        Ok(refusals)
+    }
+
+    /// Both sides answer the same request with as many bytes, or the ratio would say something about bytes.
+    async fn compare(&self) -> anyhow::Result<()> {
+        let mut request = Vec::new();
+        self.crowd.write(&mut request, self.sale, 0);
+        let node = load::answer_length(self.ground.node, &request).await?;
+        let no_op = load::answer_length(self.no_op, &request).await?;
+        ensure!(node == no_op && node.0 == 409, "status and bytes: the node {node:?}, the no-op {no_op:?}");
+        Ok(())
+    }
+
+    /// One run against the node, void if it answered anything but `sold_out`.
+    pub async fn node(&self, generator: &Saturation, seconds: f64) -> Taken<Seen> {
+        let before = self.ground.answers().await?;
+        let seen = generator.run(self.ground.node, self.sale, seconds).await?;
+        let answers = self.ground.answers().await?;
+        Ok(answers.only("sold_out", seen.answers, &before).and_then(|()| all_refused(seen)))
+    }
+
+    /// One run against the handler that does nothing.
+    pub async fn nothing(&self, generator: &Saturation, seconds: f64) -> Taken<Seen> {
+        Ok(all_refused(generator.run(self.no_op, self.sale, seconds).await?))
+    }
+}
+
+/// Both sides answer 409 and nothing else.
+fn all_refused(seen: Seen) -> Result<Seen, Void> {
+    if seen.refused == seen.answers { Ok(seen) } else { Err(Void("answers other than 409".to_owned())) }
+}
+
+pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
+    let refusals = Refusals::prepare(BUYERS).await?;
+    let folder = refusals.ground.stage.sandbox.folder();
+    let generator = Saturation::new(Arc::clone(&refusals.crowd), CONNECTIONS, folder)?;
+
+    let (wall, address) = refusals.ground.helper("wall", &[]).await?;
+    let ceiling = generator.run(address, refusals.sale, plan.seconds).await?.per_second();
+    drop(wall);
+    say(format_args!("  the generator alone: {ceiling:.0} answers/s"))?;
+    report.add(side("generator_ceiling_per_s", "the generator, answered without HTTP"), [ceiling]);
+
+    // What is warm afterwards is measured: connections, buckets, branch predictors.
+    let _ = refusals.nothing(&generator, plan.seconds).await?;
+    let _ = refusals.node(&generator, plan.seconds).await?;
+    let round = async |no_op_first: bool| -> Taken<(f64, f64)> {
+        let early = if no_op_first { Some(refusals.nothing(&generator, plan.seconds).await?) } else { None };
+        let node = refusals.node(&generator, plan.seconds).await?;
+        let no_op = match early {
+            Some(early) => early,
+            None => refusals.nothing(&generator, plan.seconds).await?,
+        };
+        Ok(node.and_then(|node| Ok((node.per_second(), no_op?.per_second()))))
+    };
+    let show = |(node, no_op): &(f64, f64)| format!("{node:.0} over {no_op:.0} answers/s: {:.3}", node / no_op);
+    let taken = rounds::take("a", plan.rounds, round, show).await?;
+    report.note_void("a", &taken);
+    report.add(RATIO, taken.kept.iter().map(|(node, no_op)| node / no_op));
+    report.add(side("refused_per_s", "sold-out answers"), taken.kept.iter().map(|pair| pair.0));
+    report.add(side("noop_per_s", "no-op handler"), taken.kept.iter().map(|pair| pair.1));
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! e: latency at half of saturation, open loop, beside the handler that does nothing at the same rate.
+
+use std::sync::Arc;
+
+use anyhow::ensure;
+use seckill::demo::say;
+
+use super::Plan;
+use super::accepted::Purchases;
+use super::flag::{CONNECTIONS, Refusals};
+use super::open_loop::{self, Latencies};
+use super::report::{Figure, Goal, Kind, Report};
+use super::rounds::{self, Taken, Void};
+use super::wrk::Saturation;
+
+/// Rounds in which even the handler that does nothing takes longer say only that the machine is busy.
+const MOST_NO_OP_MS: f64 = 5.0;
+
+const BUYERS: usize = 60_000;
+
+/// Percentiles of one run, in milliseconds.
+#[derive(Clone, Copy)]
+struct Tail {
+    p50: f64,
+    p99: f64,
+    p999: f64,
+}
+
+impl Tail {
+    fn of(latencies: &Latencies) -> Self {
+        Self { p50: latencies.ms(0.5), p99: latencies.ms(0.99), p999: latencies.ms(0.999) }
+    }
+}
+
+/// One side beside the handler that does nothing.
+#[derive(Clone, Copy)]
+struct Beside {
+    tail: Tail,
+    no_op: Tail,
+}
+
+const fn figure(key: &'static str, about: &'static str, goal: Goal, kind: Kind) -> Figure {
+    Figure { part: 'e', key, about, unit: "ms", goal, kind }
+}
+
+const fn at_most(ms: f64) -> Goal {
+    Goal::AtMost { reach: ms, aim: ms }
+}
+
+pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
+    refused(plan, report).await?;
+    accepted(plan, report).await
+}
+
+async fn refused(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
+    let refusals = Refusals::prepare(BUYERS).await?;
+    let generator = Saturation::new(Arc::clone(&refusals.crowd), CONNECTIONS, refusals.ground.stage.sandbox.folder())?;
+    // Also the warm-up.
+    let saturation = match refusals.node(&generator, plan.seconds).await? {
+        Ok(seen) => seen.per_second(),
+        Err(Void(reason)) => anyhow::bail!("no saturation: {reason}"),
+    };
+    let rate = saturation / 2.0;
+    say(format_args!("  refused at {rate:.0}/s, half of saturation"))?;
+    let side =
+        async |server, status| open_loop::run(server, &refusals.crowd, refusals.sale, rate, plan.seconds, status).await;
+    let round = async |no_op_first: bool| -> Taken<Beside> {
+        let early = if no_op_first { Some(side(refusals.no_op, 409).await?) } else { None };
+        let before = refusals.ground.answers().await?;
+        let node = side(refusals.ground.node, 409).await?;
+        let judged = refusals.ground.answers().await?.only("sold_out", node.count() as u64, &before);
+        let no_op = match early {
+            Some(early) => early,
+            None => side(refusals.no_op, 409).await?,
+        };
+        Ok(judged.and_then(|()| beside(&node, &no_op)))
+    };
+    let taken = rounds::take("e, refused", plan.rounds, round, show).await?;
+    report.note_void("e, refused", &taken);
+    let each = |of: fn(&Beside) -> f64| taken.kept.iter().map(of);
+    report.add(
+        figure("refused_over_noop_p99_ms", "refused, p99 above that of the no-op handler", at_most(4.0), Kind::Figure),
+        each(|beside| beside.tail.p99 - beside.no_op.p99),
+    );
+    let shown = |key, about| figure(key, about, Goal::None, Kind::Figure);
+    report.add(shown("refused_p50_ms", "refused, p50"), each(|beside| beside.tail.p50));
+    report.add(shown("refused_p99_ms", "refused, p99"), each(|beside| beside.tail.p99));
+    report.add(shown("refused_p999_ms", "refused, p99.9"), each(|beside| beside.tail.p999));
+    report.add(shown("noop_p50_ms", "no-op handler at the rate of refusals, p50"), each(|beside| beside.no_op.p50));
+    report.add(shown("noop_p99_ms", "no-op handler at the rate of refusals, p99"), each(|beside| beside.no_op.p99));
+    report.add(shown("noop_p999_ms", "no-op handler at the rate of refusals, p99.9"), each(|beside| beside.no_op.p999));
+    report.add(rate_of("refused_rate_per_s", "rate of refusals, half of saturation"), [rate]);
+    Ok(())
+}
+
+async fn accepted(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
+    let purchases = Purchases::prepare().await?;
+    let workers = super::machine::cores().to_string();
+    let (_process, no_op) = purchases.ground.helper("no-op", &[&workers]).await?;
+    // Also the warm-up.
+    let saturation = match purchases.run(plan.seconds).await? {
+        Ok(per_second) => per_second,
+        Err(Void(reason)) => anyhow::bail!("no saturation: {reason}"),
+    };
+    let rate = saturation / 2.0;
+    say(format_args!("  accepted at {rate:.0}/s, half of saturation"))?;
+    let round = async |no_op_first: bool| -> Taken<Beside> {
+        let sale = purchases.sale().await?;
+        let side =
+            async |server, status| open_loop::run(server, &purchases.crowd, sale, rate, plan.seconds, status).await;
+        let early = if no_op_first { Some(side(no_op, 409).await?) } else { None };
+        let node = side(purchases.ground.node, 202).await?;
+        let sold = purchases.sold(sale).await? as usize;
+        let nothing = match early {
+            Some(early) => early,
+            None => side(no_op, 409).await?,
+        };
+        purchases.clear(sale).await?;
+        ensure!(sold + node.others as usize >= node.count(), "Redis sold {sold} of {}", node.count());
+        Ok(beside(&node, &nothing))
+    };
+    let taken = rounds::take("e, accepted", plan.rounds, round, show).await?;
+    report.note_void("e, accepted", &taken);
+    let each = |of: fn(&Beside) -> f64| taken.kept.iter().map(of);
+    report.add(
+        figure(
+            "accepted_over_noop_p99_ms",
+            "accepted, p99 above that of the no-op handler",
+            at_most(15.0),
+            Kind::Figure,
+        ),
+        each(|beside| beside.tail.p99 - beside.no_op.p99),
+    );
+    let shown = |key, about| figure(key, about, Goal::None, Kind::Figure);
+    report.add(shown("accepted_p50_ms", "accepted, p50"), each(|beside| beside.tail.p50));
+    report.add(shown("accepted_p99_ms", "accepted, p99"), each(|beside| beside.tail.p99));
+    report.add(shown("accepted_p999_ms", "accepted, p99.9"), each(|beside| beside.tail.p999));
+    report.add(
+        shown("noop_at_accepted_p99_ms", "no-op handler at the rate of purchases, p99"),
+        each(|beside| beside.no_op.p99),
+    );
+    report.add(rate_of("accepted_rate_per_s", "rate of purchases, half of saturation"), [rate]);
+    Ok(())
+}
+
+const fn rate_of(key: &'static str, about: &'static str) -> Figure {
+    Figure { part: 'e', key, about, unit: "requests/s", goal: Goal::None, kind: Kind::Side }
+}
+
+fn beside(node: &Latencies, no_op: &Latencies) -> Result<Beside, Void> {
+    if node.others + no_op.others > 0 {
+        return Err(Void("answers of another status".to_owned()));
+    }
+    let beside = Beside { tail: Tail::of(node), no_op: Tail::of(no_op) };
+    if beside.no_op.p99 > MOST_NO_OP_MS {
+        return Err(Void(format!("the no-op handler took more than {MOST_NO_OP_MS} ms")));
+    }
+    Ok(beside)
+}
+
+fn show(beside: &Beside) -> String {
+    let text = |tail: &Tail| format!("p50 {:.2}, p99 {:.2}, p99.9 {:.2} ms", tail.p50, tail.p99, tail.p999);
+    format!("{}; no-op {}", text(&beside.tail), text(&beside.no_op))
+}

@@ -1,0 +1,86 @@
+//! f: what very many users leave in the memory of a node.
+//!
+//! Each asks once, with a token and an address of its own, and is told that nothing is left. Nothing is timed here, so
+//! several requests travel in one write.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::ensure;
+use seckill::demo::say;
+use seckill::domain::SaleId;
+use tokio::task::JoinSet;
+
+use super::Plan;
+use super::crowd;
+use super::ground::Ground;
+use super::load::Connection;
+use super::machine;
+use super::report::{Figure, Goal, Kind, Report};
+
+const CONNECTIONS: u32 = 32;
+/// Requests in one write.
+const TOGETHER: u32 = 16;
+/// Users before the first look: connections, buffers and code are in memory then.
+const WARM_UP: u32 = 20_000;
+
+const GROWTH: Figure = Figure {
+    part: 'f',
+    key: "node_growth_mib",
+    about: "growth of a node after many distinct users",
+    unit: "MiB",
+    goal: Goal::AtMost { reach: 64.0, aim: 32.0 },
+    kind: Kind::Figure,
+};
+
+pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
+    let ground = Arc::new(Ground::with(&[]).await?);
+    let sale = ground.sold_out().await?;
+    let pid = ground.stage.part("node-0")?.pid();
+    ask(&ground, sale, 0, WARM_UP).await?;
+    let before = machine::resident_kib(pid)?;
+    let counted = ground.answers().await?;
+    ask(&ground, sale, WARM_UP, plan.users).await?;
+    let after = machine::resident_kib(pid)?;
+    let judged = ground.answers().await?.only("sold_out", u64::from(plan.users), &counted);
+    ensure!(judged.is_ok(), "not every user was told that nothing is left");
+    let growth = (after as f64 - before as f64) / 1024.0;
+    say(format_args!("  f: {growth:.1} MiB more after {} users ({} MiB in all)", plan.users, after / 1024))?;
+    report.add(GROWTH, [growth]);
+    let side = |key, about, unit| Figure { part: 'f', key, about, unit, goal: Goal::None, kind: Kind::Side };
+    report.add(side("node_users", "distinct users", "users"), [f64::from(plan.users)]);
+    report.add(side("node_resident_mib", "resident memory of the node afterwards", "MiB"), [after as f64 / 1024.0]);
+    Ok(())
+}
+
+/// `count` users from number `first` on ask once each. Their tokens are signed on the way.
+async fn ask(ground: &Arc<Ground>, sale: SaleId, first: u32, count: u32) -> anyhow::Result<()> {
+    let (next, mut asking) = (Arc::new(AtomicU32::new(0)), JoinSet::new());
+    for _ in 0..CONNECTIONS {
+        let (ground, next) = (Arc::clone(ground), Arc::clone(&next));
+        asking.spawn(async move {
+            let (mut connection, mut requests) = (Connection::open(ground.node).await?, Vec::new());
+            loop {
+                let begin = next.fetch_add(TOGETHER, Ordering::Relaxed);
+                let users = begin..(begin + TOGETHER).min(count);
+                if users.is_empty() {
+                    return anyhow::Ok(());
+                }
+                requests.clear();
+                for n in users.clone() {
+                    let n = (first + n) as usize;
+                    crowd::write_request(&mut requests, sale, &crowd::token(&ground.tokens, n)?, n);
+                }
+                connection.send(&requests).await?;
+                for _ in users {
+                    let (status, _) = connection.answer().await?;
+                    ensure!(status == 409, "{status} instead of 409");
+                }
+            }
+        });
+    }
+    while let Some(one) = asking.join_next().await {
+        one??;
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! c and g: everything runs, on real Kafka. Purchases are sent and counted as rows; and what a sold unit leaves in
+//! Redis.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::ensure;
+
+use super::Plan;
+use super::crowd::Crowd;
+use super::evalsha::Evalsha;
+use super::ground::{Ground, until};
+use super::load::{self, Until};
+use super::report::{Figure, Goal, Kind, Report};
+use super::rounds::{self, Taken};
+
+const CONNECTIONS: usize = super::accepted::CONNECTIONS;
+
+/// The share of a round that goes first, to warm everything up.
+const WARM_UP: u32 = 10;
+
+const RATIO: Figure = Figure {
+    part: 'c',
+    key: "pipeline_over_evalsha",
+    about: "accepted and persisted over the script by redis-benchmark",
+    unit: "",
+    goal: Goal::AtLeast { reach: 0.25, aim: 0.5 },
+    kind: Kind::Ratio,
+};
+
+const BYTES: Figure = Figure {
+    part: 'g',
+    key: "redis_bytes_per_unit",
+    about: "Redis memory for each sold unit, once its order is a row",
+    unit: "bytes",
+    goal: Goal::None,
+    kind: Kind::Figure,
+};
+
+const fn side(key: &'static str, about: &'static str, unit: &'static str) -> Figure {
+    Figure { part: 'c', key, about, unit, goal: Goal::None, kind: Kind::Side }
+}
+
+/// How one sale went.
+struct Sold {
+    /// Purchases accepted and persisted, per second from the first one sent to the last row.
+    persisted: f64,
+    /// Per second from the first one sent to the last answer.
+    accepted: f64,
+    bytes_per_unit: f64,
+}
+
+pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
+    let ground = Ground::with(&["relay", "consume", "reconcile"]).await?;
+    let crowd = Arc::new(Crowd::sign(&ground.tokens, plan.orders as usize)?);
+    let mut evalsha = Evalsha::new(&ground, plan.seconds).await?;
+    sell(&ground, &crowd, plan.orders / WARM_UP).await?;
+    let round = async |baseline_first: bool| -> Taken<(Sold, f64)> {
+        let early = if baseline_first { Some(evalsha.run(&ground).await?) } else { None };
+        let sold = sell(&ground, &crowd, plan.orders).await?;
+        let alone = match early {
+            Some(early) => early,
+            None => evalsha.run(&ground).await?,
+        };
+        Ok(Ok((sold, alone)))
+    };
+    let show = |(sold, alone): &(Sold, f64)| {
+        let Sold { persisted, accepted, bytes_per_unit } = sold;
+        format!(
+            "{persisted:.0} over {alone:.0} orders/s: {:.3}; {accepted:.0}/s until the last answer; \
+             {bytes_per_unit:.0} bytes",
+            persisted / alone
+        )
+    };
+    let taken = rounds::take("c", plan.rounds, round, show).await?;
+    let each = |figure: fn(&Sold) -> f64| taken.kept.iter().map(move |(sold, _)| figure(sold));
+    report.add(RATIO, taken.kept.iter().map(|(sold, alone)| sold.persisted / alone));
+    report.add(BYTES, each(|sold| sold.bytes_per_unit));
+    report.add(side("pipeline_per_s", "accepted and persisted", "orders/s"), each(|sold| sold.persisted));
+    report.add(
+        side("pipeline_answered_per_s", "the same, until the last answer only", "purchases/s"),
+        each(|sold| sold.accepted),
+    );
+    report.add(
+        side("pipeline_evalsha_per_s", "the script by redis-benchmark", "purchases/s"),
+        taken.kept.iter().map(|pair| pair.1),
+    );
+    Ok(())
+}
+
+/// Sells units, one to each buyer, and waits until each is a row.
+async fn sell(ground: &Ground, crowd: &Arc<Crowd>, count: u32) -> anyhow::Result<Sold> {
+    // Some are left, so that the flag has no part in it.
+    let units = count + 1;
+    let sale = ground.open(units).await?;
+    let bytes_before = ground.redis_bytes().await?;
+    let begin = Instant::now();
+    let ran = load::closed(ground.node, crowd, sale, CONNECTIONS, 0, Until::Count(count as usize)).await?;
+    let answered = begin.elapsed();
+    let sold = ground.sold_in_redis(sale, units).await?;
+    ensure!(ran.refused == 0 && sold == count, "{ran:?}, and Redis sold {sold}");
+    until("every order is a row", async || ground.sold_in_ledger(sale).await.is_ok_and(|rows| rows >= count)).await?;
+    let persisted = begin.elapsed();
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM orders WHERE sale_id = $1 AND status = 'created'")
+        .bind(sale.get())
+        .fetch_one(ground.ledger.pool())
+        .await?;
+    ensure!(rows == i64::from(count), "{rows} rows of {count} orders");
+    until("the outbox is empty", async || ground.outbox(sale).await.is_ok_and(|left| left == 0)).await?;
+    let bytes = ground.redis_bytes().await?.saturating_sub(bytes_before);
+    ground.retire(sale).await?;
+    Ok(Sold {
+        persisted: f64::from(count) / persisted.as_secs_f64(),
+        accepted: f64::from(count) / answered.as_secs_f64(),
+        bytes_per_unit: bytes as f64 / f64::from(count),
+    })
+}

@@ -1,0 +1,92 @@
+//! h: how long a sale stands still when Redis is restarted, with many claims to bring back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use seckill::domain::SaleId;
+use tokio::time::sleep;
+
+use super::Plan;
+use super::crowd::Crowd;
+use super::ground::{Ground, until};
+use super::load::{self, Until};
+use super::report::{Figure, Goal, Kind, Report};
+use super::rounds::{self, Taken};
+
+/// How often a buyer asks whether it sells again, and so how exact the end is.
+const ASK: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const REBUILD: Figure = Figure {
+    part: 'h',
+    key: "rebuild_ms",
+    about: "from the restart of Redis to the next accepted purchase",
+    unit: "ms",
+    goal: Goal::AtMost { reach: 3000.0, aim: 1000.0 },
+    kind: Kind::Figure,
+};
+
+const ANSWERING: Figure = Figure {
+    part: 'h',
+    key: "redis_answers_ms",
+    about: "of that, until Redis answers",
+    unit: "ms",
+    goal: Goal::None,
+    kind: Kind::Side,
+};
+
+pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
+    let mut ground = Ground::with(&["relay", "consume", "reconcile"]).await?;
+    let crowd = Arc::new(Crowd::sign(&ground.tokens, plan.claims as usize)?);
+    let sale = ground.open(plan.claims + 100_000).await?;
+    let count = Until::Count(plan.claims as usize);
+    let ran = load::closed(ground.node, &crowd, sale, super::accepted::CONNECTIONS, 0, count).await?;
+    ensure!(ran.accepted == u64::from(plan.claims), "{ran:?}");
+    let (mut sold, mut asked) = (plan.claims, 0);
+    let round = async |_: bool| -> Taken<(f64, f64)> {
+        settle(&ground, sale, sold).await?;
+        let times = restart(&ground, sale, &mut asked).await?;
+        sold += 1;
+        // The connection of this program went with the Redis that was.
+        ground.redis = redis::Client::open(redis_url(&ground))?.get_multiplexed_async_connection().await?;
+        Ok(Ok(times))
+    };
+    let show = |(all, redis): &(f64, f64)| format!("selling after {all:.0} ms, Redis answered after {redis:.0} ms");
+    let taken = rounds::take("h", plan.rounds, round, show).await?;
+    report.add(REBUILD, taken.kept.iter().map(|times| times.0));
+    report.add(ANSWERING, taken.kept.iter().map(|times| times.1));
+    Ok(())
+}
+
+fn redis_url(ground: &Ground) -> String {
+    secrecy::ExposeSecret::expose_secret(&ground.stage.settings.redis.url).to_owned()
+}
+
+/// Every order is a row and nothing is on its way, so that a round starts like every other.
+async fn settle(ground: &Ground, sale: SaleId, sold: u32) -> anyhow::Result<()> {
+    until("every order is a row", async || ground.sold_in_ledger(sale).await.is_ok_and(|rows| rows >= sold)).await?;
+    until("the outbox is empty", async || ground.outbox(sale).await.is_ok_and(|left| left == 0)).await
+}
+
+/// Kills Redis and starts it again; milliseconds from then on to the next accepted purchase, and to the first answer of
+/// Redis.
+async fn restart(ground: &Ground, sale: SaleId, asked: &mut usize) -> anyhow::Result<(f64, f64)> {
+    let redis = ground.stage.sandbox.redis();
+    redis.kill()?;
+    let begin = Instant::now();
+    redis.restart().await?;
+    let answering = begin.elapsed();
+    loop {
+        // Each time another buyer: the outcome of an earlier one may be unknown, and would be told again.
+        *asked += 1;
+        let (status, body) = ground.buy(sale, *asked).await?;
+        if status == 202 {
+            break;
+        }
+        ensure!(status == 503, "{status} {}", String::from_utf8_lossy(&body));
+        ensure!(begin.elapsed() < PATIENCE, "the sale does not sell again");
+        sleep(ASK).await;
+    }
+    Ok((begin.elapsed().as_secs_f64() * 1e3, answering.as_secs_f64() * 1e3))
+}

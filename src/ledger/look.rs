@@ -1,0 +1,100 @@
+//! What a batch is decided by: the stock row, and what the ledger knows of each message.
+//!
+//! Nearly every message is new: Redis has refused a second order of the same buyer, and a redelivery follows only upon
+//! a crash. To look each of them up costs as much as to write it. So the first attempt looks none up ([`presume`]), and
+//! leaves it to the unique indexes to contradict; whatever they contradict is looked up whole ([`look`]).
+
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row};
+
+use super::Error;
+use super::decide::{self, Decision, Fact, Verdict};
+use super::record::Attempt;
+use crate::domain::{OrderMessage, SaleId};
+
+const STAND: &str = "SELECT version, generation, available FROM stock WHERE sale_id = $1";
+
+/// Stock row and what is known of each message, in one statement and so in one snapshot.
+///
+/// `LIMIT 1` keeps each look-up a subquery: the planner can neither flatten it into a join nor turn it into a scan
+/// of the whole table, which it would do on a table that nobody has analysed yet.
+const READ: &str = "
+    SELECT stock.version, stock.generation, stock.available,
+           same.id IS NOT NULL AS known, live.id IS NOT NULL AS holds_live, twin.id IS NOT NULL AS key_taken
+    FROM stock
+    CROSS JOIN unnest($2::uuid[], $3::text[], $4::text[]) WITH ORDINALITY AS message (id, user_id, request_key, place)
+    LEFT JOIN LATERAL (SELECT id FROM orders WHERE orders.id = message.id LIMIT 1) AS same ON true
+    LEFT JOIN LATERAL (
+        SELECT id FROM orders
+        WHERE orders.sale_id = $1 AND orders.user_id = message.user_id AND orders.status IN ('created', 'paid')
+        LIMIT 1
+    ) AS live ON true
+    LEFT JOIN LATERAL (
+        SELECT id FROM orders
+        WHERE orders.sale_id = $1 AND orders.user_id = message.user_id AND orders.request_key = message.request_key
+          AND orders.request_key IS NOT NULL AND orders.reason IS DISTINCT FROM 'superseded'
+        LIMIT 1
+    ) AS twin ON true
+    WHERE stock.sale_id = $1
+    ORDER BY message.place";
+
+/// What the stock row said when it was read.
+#[derive(Clone, Copy)]
+pub(super) struct Stand {
+    pub(super) version: i64,
+    pub(super) generation: i64,
+}
+
+/// Reads all that is known, and decides.
+pub(super) async fn look(
+    connection: &mut PgConnection,
+    sale: SaleId,
+    messages: &[OrderMessage],
+) -> Attempt<(Stand, Decision)> {
+    let ids: Vec<_> = messages.iter().map(|message| message.id.uuid()).collect();
+    let users: Vec<_> = messages.iter().map(|message| message.user.as_str()).collect();
+    let keys: Vec<_> = messages.iter().map(|message| message.request.as_ref().map(|request| &*request.key)).collect();
+    let rows = sqlx::query(READ).bind(sale.get()).bind(ids).bind(users).bind(keys).fetch_all(connection).await?;
+
+    let (stand, available) = stand(rows.first().ok_or(Error::UnknownSale(sale))?)?;
+    let fact = |(row, message): (&PgRow, _)| -> sqlx::Result<Fact<'_>> {
+        let (known, holds_live) = (row.try_get("known")?, row.try_get("holds_live")?);
+        Ok(Fact { message, known, holds_live, key_taken: row.try_get("key_taken")? })
+    };
+    let facts: Vec<_> = rows.iter().zip(messages).map(fact).collect::<Result<_, _>>()?;
+    Ok((stand, judge(sale, stand, available, &facts)?))
+}
+
+/// Reads the stock row, and decides as if nothing were known of any message. `None` if that does not make an order of
+/// every one of them: the others need to be looked at.
+///
+/// Every order of such a decision is held up against the ledger when it is written: its id, its user's live order and
+/// its request key are each in a unique index, so a message that is known after all fails the whole statement. A
+/// rejection is in none of the indexes that could contradict it, which is why it is never presumed.
+pub(super) async fn presume(
+    connection: &mut PgConnection,
+    sale: SaleId,
+    messages: &[OrderMessage],
+) -> Attempt<Option<(Stand, Decision)>> {
+    let row = sqlx::query(STAND).bind(sale.get()).fetch_optional(connection).await?;
+    let (stand, available) = stand(&row.ok_or(Error::UnknownSale(sale))?)?;
+    let new = |message| Fact { message, known: false, holds_live: false, key_taken: false };
+    let facts: Vec<_> = messages.iter().map(new).collect();
+    let decision = judge(sale, stand, available, &facts)?;
+    let creates = decision.verdicts.iter().all(|verdict| *verdict == Verdict::Create);
+    Ok(creates.then_some((stand, decision)))
+}
+
+/// The stock row, and the units that are available in it.
+fn stand(row: &PgRow) -> sqlx::Result<(Stand, i32)> {
+    let stand = Stand { version: row.try_get("version")?, generation: row.try_get("generation")? };
+    Ok((stand, row.try_get("available")?))
+}
+
+fn judge(sale: SaleId, stand: Stand, available: i32, facts: &[Fact<'_>]) -> Result<Decision, Error> {
+    decide::decide(stand.generation, available.into(), facts).map_err(|ahead| Error::Ahead {
+        sale,
+        message_generation: ahead.message_generation,
+        ledger_generation: stand.generation,
+    })
+}
