@@ -265,6 +265,24 @@ async fn a_purchase_from_the_reserve_whose_answer_is_lost_is_unknown_and_its_ord
     scene.stop().await;
 }
 
+/// PostgreSQL hangs, and wakes up when the buyer has gone: not known was not no.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ledger_that_hangs_is_not_waited_for_and_not_taken_for_a_no() {
+    let scene = Scene::set().await;
+    let sale = scene.open(30, 5).await;
+    scene.whole.service.stock.freeze(sale, 1_000).await.expect("Redis answers");
+    let take = scene.sandbox.postgres().proxy().expect("a proxy");
+    let trap = take.trap(TAKE, Moment::Before);
+    take.cut().await;
+    take.heal().await;
+    let (answer, held) = tokio::join!(buy(&scene.cut, sale, "ann"), trap.held(PATIENCE));
+    assert_eq!((answer.status, answer.code().as_str()), (503, "unavailable"), "{}", answer.text);
+    let order = id(&answer);
+    held.expect("it hangs").let_go();
+    wait_until("it can be read", PATIENCE, async || status(&scene.cut, "ann", &order).await == "created").await;
+    scene.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_postgresql_down_too_it_is_a_503_and_afterwards_the_reserve_is_whole() {
     let scene = Scene::set().await;

@@ -10,15 +10,18 @@ mod audit;
 use std::time::Duration;
 
 use audit::{Bench, hasty, purchase};
+use prometheus::Registry;
 use redis::AsyncCommands;
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
-use seckill::domain::{OrderStatus, Outcome, Sale};
+use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
+use seckill::fallback::Fallback;
 use seckill::lock::Lost;
 use seckill::reconcile::{Error, Figures, Job};
+use seckill::sandbox::{Moment, Options, Sandbox, Spot};
 use seckill::stock::keys;
-use support::service::{PATIENCE, new_sale};
+use support::service::{PATIENCE, new_sale, prepared};
 use time::OffsetDateTime;
 
 /// Nobody who waits in vain does so for long.
@@ -171,6 +174,60 @@ async fn a_sale_that_nobody_has_opened_is_not_put_on_sale_by_the_auditor() {
     let sale = bench.running.service.operator.create(NewSale { total: 3, ..new_sale() }).await.expect("a sale");
     assert_eq!(run(&bench, &sale).await.expect("a run"), Figures::default());
     assert_eq!(bench.row(&sale).await.generation, 0);
+}
+
+/// Redis sells; it is the node that is behind, and a second later it will not be.
+#[tokio::test]
+async fn a_node_that_has_not_heard_of_the_new_life_leaves_the_reserve_alone() {
+    let bench = Bench::start(&hasty("behind").await, Roles::OBSERVE).await;
+    let sale = bench.open_with(4, 2).await;
+    let service = &bench.running.service;
+    let fallback = &bench.running.settings.fallback;
+    let (stock, ledger) = (service.stock.clone(), service.ledger.clone());
+    let node = Fallback::new(fallback, stock, ledger, &Registry::new()).expect("metrics");
+    let ask = async |user| node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, 1)).await.outcome;
+    freeze(&bench, &sale).await;
+    assert!(matches!(ask("ann").await, Outcome::Accepted(_)), "a Redis that may not sell is bridged");
+    assert_rebuilt(&bench, &sale, 2).await;
+    assert_eq!(ask("bob").await, Outcome::Cold);
+    assert_eq!(bench.row(&sale).await.reserve, 1);
+}
+
+/// The two stores cannot be looked at in one instant. What happens in between is no fault, and stops no sale.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_rebuild() {
+    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
+    let mut settings = prepared(sandbox.settings("looks").await.expect("settings")).await;
+    settings.reconcile.grace_ms = 0;
+    let bench = Bench::start(&settings, Roles::OBSERVE).await;
+    let auditor = Bench::start(&sandbox.proxied(&settings), Roles::OBSERVE).await.auditor;
+    let sale = bench.open(3).await;
+    let claims = Spot::Command("HGETALL");
+    let proxy = sandbox.redis().proxy().expect("a proxy");
+
+    // Bought and recorded when Redis has been looked at: a look at the ledger after that would miss the claim.
+    let trap = proxy.trap(claims, Moment::After);
+    let meanwhile = async {
+        let held = trap.held(PATIENCE).await.expect("a look");
+        let bought = bench.buy(&sale, "ann").await;
+        bench.record(&sale, &bought).await;
+        held.let_go();
+        bought
+    };
+    let (found, bought) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
+    assert_eq!(found.expect("a look").rebuild, None);
+
+    // Closed and released when the ledger has been looked at.
+    let trap = proxy.trap(claims, Moment::Before);
+    let meanwhile = async {
+        let held = trap.held(PATIENCE).await.expect("a look");
+        let service = &bench.running.service;
+        service.ledger.close(bought.order, OrderStatus::Cancelled).await.expect("a move");
+        service.stock.release(sale.id, &bought.user, bought.order).await.expect("an answer");
+        held.let_go();
+    };
+    let (found, ()) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
+    assert_eq!(found.expect("a look").rebuild, None);
 }
 
 /// Nothing that Redis forgets or sleeps through keeps an order from falling due.

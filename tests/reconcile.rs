@@ -111,6 +111,48 @@ async fn redis_is_never_told_of_the_units_of_the_reserve() {
     assert_eq!(bench.remaining(&sale).await, 3);
 }
 
+/// One that is overdue takes none along that is not.
+#[tokio::test]
+async fn only_what_is_overdue_is_closed() {
+    let bench = Bench::start(&hasty("expiry_only").await, Roles::OBSERVE).await;
+    let sale = bench.open(2).await;
+    for user in ["ann", "bob"] {
+        bench.record(&sale, &bench.buy(&sale, user).await).await;
+    }
+    bench
+        .meddle(&sale, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1 AND user_id = 'ann'")
+        .await;
+    assert_eq!(bench.audit(&sale).await.of(Job::Expire).repaired, 1);
+    assert_eq!(bench.remaining(&sale).await, 1);
+}
+
+/// Paid while the expiry waited for the stock row: it has seen the order unpaid, and finds it paid.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_that_is_paid_in_the_moment_of_its_expiry_stays_paid() {
+    let bench = Bench::start(&hasty("expiry_paid").await, Roles::OBSERVE).await;
+    let sale = bench.open(1).await;
+    let bought = bench.buy(&sale, "ann").await;
+    bench.record(&sale, &bought).await;
+    bench.meddle(&sale, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1").await;
+    let pool = bench.running.service.ledger.pool();
+    let mut payment = pool.begin().await.expect("a transaction");
+    let pay = "WITH paid AS (UPDATE orders SET status = 'paid' WHERE sale_id = $1 RETURNING sale_id)
+               UPDATE stock SET version = version + 1 FROM paid WHERE stock.sale_id = paid.sale_id";
+    sqlx::query(pay).bind(sale.id.get()).execute(&mut *payment).await.expect("a payment");
+    let commit = async {
+        let waiting = "SELECT count(*) > 0 FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        wait_until("the expiry waits", PATIENCE, async || {
+            sqlx::query_scalar(waiting).fetch_one(pool).await.expect("an answer")
+        })
+        .await;
+        payment.commit().await.expect("a commit");
+    };
+    let (figures, ()) = tokio::join!(bench.audit(&sale), commit);
+    assert_eq!(figures.of(Job::Expire).repaired, 0);
+    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Paid, None)));
+}
+
 #[tokio::test]
 async fn an_expired_order_of_the_reserve_goes_home_to_the_reserve() {
     let bench = Bench::start(&hasty("expiry_reserve").await, Roles::OBSERVE).await;
