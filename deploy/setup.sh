@@ -24,6 +24,14 @@ has_kafka() {
     return 1
 }
 
+# For the drill: a node whose clock is off.
+has_faketime() {
+    for library in /usr/lib*/*/faketime/libfaketime.so.1 /usr/lib*/faketime/libfaketime.so.1; do
+        [ ! -e "$library" ] || return 0
+    done
+    return 1
+}
+
 # Prints the Debian packages that are missing.
 missing() {
     has_redis || echo redis-server
@@ -31,6 +39,7 @@ missing() {
     # librdkafka is compiled from source, and its configure script wants a C++ compiler too.
     has gcc && has g++ || echo g++
     has make || echo make
+    has_faketime || [ "$(uname)" = Darwin ] || echo libfaketime
     [ -e /usr/include/zlib.h ] || [ "$(uname)" = Darwin ] || echo zlib1g-dev
 }
 
@@ -61,7 +70,7 @@ elif has apt-get; then
     has_redis || { say "this system packages a Redis older than 7: install a newer one and put it in PATH"; exit 1; }
 else
     say "missing here, by their Debian names: $packages"
-    say "  Fedora:  dnf install redis postgresql-server gcc-c++ make zlib-devel"
+    say "  Fedora:  dnf install redis postgresql-server gcc-c++ make zlib-devel libfaketime"
     say "  macOS:   xcode-select --install; brew install redis postgresql@17, with its bin folder in PATH"
     say "  others:  Redis 7 or newer, PostgreSQL 14 or newer, a C and C++ compiler, make, zlib's headers"
     exit 1

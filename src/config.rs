@@ -209,6 +209,9 @@ pub struct Telemetry {
     /// A `tracing` filter, such as `info,seckill=debug`.
     pub filter: String,
     pub format: LogFormat,
+    /// Where a process without the HTTP role answers `/livez` and `/metrics`; nowhere if absent.
+    #[serde(default)]
+    pub bind: Option<SocketAddr>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]

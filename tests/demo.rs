@@ -19,25 +19,52 @@ fn demo(options: &[&str]) -> (bool, String, Value) {
 }
 
 #[test]
-fn the_demo_sells_the_whole_stock_once_and_keeps_every_promise() {
-    let (success, text, report) = demo(&["--stock", "50", "--buyers", "400", "--nodes", "2"]);
+fn the_demo_sells_the_whole_stock_once_and_again_what_comes_back_and_keeps_every_promise() {
+    // One percent of it is the reserve, which must be sold, too.
+    let (success, text, report) = demo(&["--stock", "200", "--buyers", "1200", "--nodes", "2"]);
     assert!(success, "{text}");
     assert_eq!(report["verdict"], "pass", "{text}");
     for zero in ["oversold", "unsold", "duplicates", "lost", "dishonoured", "http_5xx", "client_errors"] {
         assert_eq!(report[zero], 0, "{zero}\n{text}");
     }
-    assert_eq!((&report["accepted"], &report["orders"]["created"]), (&Value::from(50), &Value::from(50)), "{text}");
-    assert_eq!((&report["nodes"], &report["stock"]), (&Value::from(2), &Value::from(50)));
+    let count = |value: &Value| value.as_u64().unwrap_or(0);
+    let (orders, after) = (&report["orders"], &report["afterwards"]);
+    // Who pays holds a unit for good; the others' units found somebody who did.
+    assert_eq!((count(&orders["paid"]), count(&orders["created"])), (200, 0), "{text}");
+    assert!(count(&orders["cancelled"]) > 0 && count(&orders["expired"]) > 0, "{text}");
+    assert_eq!(report["accepted"], count(&orders["paid"]) + count(&orders["cancelled"]) + count(&orders["expired"]));
+    assert!(count(&after["bought_again"]) > 0 && count(&after["still_wanted"]) > 0, "{text}");
+    assert_eq!((&report["nodes"], &report["stock"]), (&Value::from(2), &Value::from(200)));
     let promises = report["promises"].as_array().expect("a list");
     assert_eq!(promises.len(), seckill::promises::NAMES.len());
-    for promise in promises {
-        assert_eq!(promise["holds"], true, "{promise}");
+    for finding in promises.iter().chain(report["checks"].as_array().expect("a list")) {
+        assert_eq!(finding["holds"], true, "{finding}");
     }
     for latency in ["p50", "p99", "p999"] {
         assert!(report["latency_ms"]["accepted"][latency].as_f64().is_some_and(|ms| ms > 0.0), "{report}");
     }
+    let buckets = report["timeline"]["buckets"].as_array().expect("a list");
+    let accepted: u64 = buckets.iter().filter_map(|bucket| bucket["accepted"].as_u64()).sum();
+    assert!(accepted >= 50, "{report}");
+    for (figure, last) in [("remaining", 0), ("sold", 50)] {
+        assert_eq!(buckets.iter().rev().find_map(|bucket| bucket[figure].as_i64()), Some(last), "{figure}");
+    }
+    assert!(report["latency_distribution"]["refused"][0][0].as_f64().is_some_and(|ms| ms > 0.0), "{report}");
+    assert!(report["machine"]["versions"]["redis"].is_string(), "{report}");
     // Losing is the common case: most were refused, and told why.
-    assert!(report["refused"]["sold_out"].as_u64().is_some_and(|count| count >= 300), "{text}");
-    assert!(report["refused"]["sale_not_started"].as_u64().is_some_and(|count| count > 0), "{text}");
+    assert!(count(&report["refused"]["sold_out"]) >= 800, "{text}");
+    assert!(count(&report["refused"]["sale_not_started"]) > 0, "{text}");
     assert!(text.contains("Verdict  pass: every promise holds"), "{text}");
+}
+
+/// The last buyers get the reserve. What is cancelled at the end may stay: everybody has had a unit.
+#[test]
+fn a_crowd_as_large_as_the_stock_leaves_over_only_what_nobody_wants_any_more() {
+    let (success, text, report) = demo(&["--stock", "400", "--buyers", "400", "--nodes", "1"]);
+    assert!(success, "{text}");
+    assert_eq!((&report["verdict"], &report["oversold"]), (&Value::from("pass"), &Value::from(0)), "{text}");
+    let paid = report["orders"]["paid"].as_u64().expect("a figure");
+    assert_eq!(report["unsold"], 400 - paid, "{text}");
+    assert!(report["unsold"] == 0 || report["afterwards"]["still_wanted"] == 0, "{text}");
+    assert!(report["accepted"].as_u64() >= Some(400), "everybody was served: {text}");
 }

@@ -11,10 +11,13 @@ use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{Pool, SaleId};
 use seckill::promises::Standing;
-use seckill::sandbox::{Options, Proxy, Sandbox};
+use seckill::sandbox::{Moment, Options, Proxy, Sandbox, Spot};
 use support::http::{Answer, Connection};
 use support::service::{PATIENCE, Running, new_sale, prepared};
 use support::wait_until;
+
+/// The statement that takes units of the reserve.
+const TAKE: Spot = Spot::Statement("UPDATE stock SET reserve = reserve - $4");
 
 /// Two nodes with relay and consumer: one whose way to Redis can be cut, one that always reaches it.
 struct Scene {
@@ -31,8 +34,8 @@ impl Scene {
     async fn with(change: impl FnOnce(&mut Settings)) -> Self {
         let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
         let direct = prepared(sandbox.settings("fallback").await.expect("settings")).await;
-        let mut proxied = direct.clone();
-        proxied.redis.url = sandbox.redis().proxied_url().expect("a proxy").into();
+        let ways = sandbox.proxied(&direct);
+        let mut proxied = Settings { redis: ways.redis, postgres: ways.postgres, ..direct.clone() };
         proxied.redis.response_timeout_ms = 300;
         change(&mut proxied);
         let whole = Running::start(&direct, Roles::ALL).await;
@@ -60,6 +63,10 @@ impl Scene {
         self.cut.stop().await;
         self.whole.stop().await;
     }
+}
+
+async fn reserve_left(scene: &Scene, sale: SaleId) -> u32 {
+    scene.whole.service.ledger.stock(sale).await.expect("an answer").expect("a sale").reserve
 }
 
 async fn buy(node: &Running, sale: SaleId, user: &str) -> Answer {
@@ -213,6 +220,66 @@ async fn beyond_the_bulkhead_a_buyer_is_told_to_come_back_at_once() {
     assert_eq!((third.status, third.code().as_str()), (503, "unavailable"));
     assert_eq!((one.status, two.status), (202, 202), "{} {}", one.text, two.text);
     scene.whole.settle(sale).await;
+    scene.stop().await;
+}
+
+/// Whoever hangs up frees no seat: what he has asked for is still in hand.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_seat_of_a_buyer_who_hung_up_is_taken_until_the_ledger_is_done() {
+    let scene = Scene::with(|settings| settings.fallback.concurrency = 1).await;
+    let sale = scene.open(30, 5).await;
+    scene.proxy().cut().await;
+    let take = scene.sandbox.postgres().proxy().expect("a proxy");
+    let trap = take.trap(TAKE, Moment::Before);
+    take.cut().await;
+    take.heal().await;
+    let (address, token) = (scene.cut.address(), scene.cut.token("ann"));
+    let ann = tokio::spawn(async move { Connection::open(address).await.buy(sale, &token, &[]).await });
+    let held = trap.held(PATIENCE).await.expect("she has a seat");
+    ann.abort();
+    assert!(ann.await.is_err_and(|gone| gone.is_cancelled()));
+    assert_eq!(tally(&[buy(&scene.cut, sale, "bob").await]), HashMap::from([unavailable(1)]));
+    held.let_go();
+    wait_until("her order stands", PATIENCE, async || reserve_left(&scene, sale).await == 4).await;
+    wait_until("the seat is free", PATIENCE, async || buy(&scene.cut, sale, "bob").await.status == 202).await;
+    scene.stop().await;
+}
+
+/// PostgreSQL has sold the unit, and the connection breaks before anybody hears of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_purchase_from_the_reserve_whose_answer_is_lost_is_unknown_and_its_order_can_be_asked_for() {
+    let scene = Scene::set().await;
+    let sale = scene.open(30, 5).await;
+    // Redis says no word of its own about the purchase.
+    scene.whole.service.stock.freeze(sale, 1_000).await.expect("Redis answers");
+    let take = scene.sandbox.postgres().proxy().expect("a proxy");
+    let trap = take.trap(TAKE, Moment::After);
+    take.cut().await;
+    take.heal().await;
+    let break_it = async { drop(trap.held(PATIENCE).await.expect("the unit is sold")) };
+    let (answer, ()) = tokio::join!(buy(&scene.cut, sale, "ann"), break_it);
+    assert_eq!((answer.status, answer.code().as_str()), (503, "unavailable"), "{}", answer.text);
+    let order = id(&answer);
+    wait_until("it can be read", PATIENCE, async || status(&scene.cut, "ann", &order).await == "created").await;
+    assert_eq!(reserve_left(&scene, sale).await, 4);
+    scene.stop().await;
+}
+
+/// PostgreSQL hangs, and wakes up when the buyer has gone: not known was not no.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ledger_that_hangs_is_not_waited_for_and_not_taken_for_a_no() {
+    let scene = Scene::set().await;
+    let sale = scene.open(30, 5).await;
+    scene.whole.service.stock.freeze(sale, 1_000).await.expect("Redis answers");
+    let take = scene.sandbox.postgres().proxy().expect("a proxy");
+    let trap = take.trap(TAKE, Moment::Before);
+    take.cut().await;
+    take.heal().await;
+    let (answer, held) = tokio::join!(buy(&scene.cut, sale, "ann"), trap.held(PATIENCE));
+    assert_eq!((answer.status, answer.code().as_str()), (503, "unavailable"), "{}", answer.text);
+    let order = id(&answer);
+    held.expect("it hangs").let_go();
+    wait_until("it can be read", PATIENCE, async || status(&scene.cut, "ann", &order).await == "created").await;
     scene.stop().await;
 }
 

@@ -81,6 +81,17 @@ fn every_test_that_the_documents_name_exists() {
 }
 
 #[test]
+fn every_fault_that_the_list_of_failures_names_is_in_the_drill() {
+    let drill: String = files(&root().join("loadtest/src/faults"), &["rs"]).iter().map(read).collect();
+    let (text, kebab) = (read("docs/failures.md"), |c: char| c.is_ascii_lowercase() || c == '-');
+    let named: Vec<_> = quoted(&text).filter(|name| name.contains('-') && name.chars().all(kebab)).collect();
+    assert!(named.len() > 5, "{named:?}");
+    for name in named {
+        assert!(drill.contains(&format!("\"{name}\",")), "there is no fault {name}");
+    }
+}
+
+#[test]
 fn every_setting_in_the_documents_and_in_the_installation_exists() {
     let mut known = BTreeSet::from(["SECKILL__SECTION__KEY".to_owned()]);
     let mut section = "";
@@ -88,7 +99,8 @@ fn every_setting_in_the_documents_and_in_the_installation_exists() {
     for line in defaults.lines() {
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
             section = name;
-        } else if let Some((key, _)) = line.split_once(" = ").filter(|(key, _)| !key.starts_with('#')) {
+        } else if let Some((key, _)) = line.trim_start_matches("# ").split_once(" = ") {
+            // A key that is commented out has no default.
             known.insert(format!("SECKILL__{section}__{key}").to_uppercase());
         }
     }

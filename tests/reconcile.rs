@@ -2,107 +2,25 @@
 
 mod support;
 
+mod audit;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::Registry;
+use audit::{Bench, hasty};
 use redis::AsyncCommands;
 use seckill::app::Roles;
-use seckill::catalogue::NewSale;
 use seckill::config::Settings;
-use seckill::domain::{OrderId, OrderMessage, OrderStatus, Outcome, Purchase, Reason, Sale};
+use seckill::domain::{OrderStatus, Reason, Sale};
 use seckill::ledger;
-use seckill::lock::{Lock, Name, Options};
-use seckill::outbox::Publisher;
-use seckill::reconcile::{Auditor, Job, Parts};
+use seckill::lock::{Name, Options};
+use seckill::reconcile::Job;
 use seckill::sandbox::{self, Sandbox};
 use seckill::stock::keys;
 use secrecy::ExposeSecret;
 use support::http::Connection;
-use support::service::{PATIENCE, Running, new_sale, prepared, settings};
+use support::service::{PATIENCE, Running, prepared};
 use support::wait_until;
-
-/// A service without an auditor of its own, and one to be run by hand.
-struct Bench {
-    running: Running,
-    auditor: Auditor,
-    lock: Lock,
-}
-
-/// No grace: in these tests nothing is on its way that is not waited for.
-async fn hasty(name: &str) -> Settings {
-    let mut settings = settings(name).await;
-    settings.reconcile.grace_ms = 0;
-    settings
-}
-
-impl Bench {
-    async fn start(settings: &Settings, roles: Roles) -> Self {
-        let running = Running::start(settings, roles).await;
-        let lock = Lock::new(&settings.redis, running.service.ledger.pool().clone()).expect("a lock");
-        let parts = Parts {
-            catalogue: running.service.catalogue.clone(),
-            ledger: running.service.ledger.clone(),
-            stock: running.service.stock.clone(),
-            lock: lock.clone(),
-            publisher: Publisher::new(&settings.kafka).expect("a producer"),
-        };
-        let auditor = Auditor::new(settings, parts, &Registry::new()).expect("metrics");
-        Self { running, auditor, lock }
-    }
-
-    async fn open(&self, total: u32) -> Sale {
-        let id = self.running.open_sale_of(NewSale { total, ..new_sale() }).await.id;
-        (*self.running.service.catalogue.get(id).expect("a known sale")).clone()
-    }
-
-    /// Buys straight from the stock.
-    async fn buy(&self, sale: &Sale, user: &str) -> Purchase {
-        let purchase = Purchase {
-            order: OrderId::mint(sale.id, 1, rand::random()),
-            user: user.parse().expect("a user id"),
-            quantity: 1,
-            generation: sale.generation,
-            request: None,
-        };
-        let outcome = self.running.service.stock.purchase(sale.id, purchase.clone()).await.outcome;
-        assert!(matches!(outcome, Outcome::Accepted(_)), "{outcome:?}");
-        purchase
-    }
-
-    /// Writes the row as the consumer would.
-    async fn record(&self, sale: &Sale, purchase: &Purchase) {
-        let message = OrderMessage {
-            id: purchase.order,
-            sale: sale.id,
-            user: purchase.user.clone(),
-            quantity: purchase.quantity,
-            generation: purchase.generation,
-            accepted_ms: 0,
-            request: None,
-        };
-        self.running.service.ledger.record(&[message]).await.expect("a row");
-    }
-
-    async fn audit(&self, sale: &Sale) -> seckill::reconcile::Figures {
-        self.auditor.run_once(sale, true).await.expect("a run")
-    }
-
-    async fn redis(&self) -> redis::aio::MultiplexedConnection {
-        let client = redis::Client::open(self.running.settings.redis.url.expose_secret()).expect("a URL");
-        client.get_multiplexed_async_connection().await.expect("Redis answers")
-    }
-
-    async fn drain_outbox(&self, sale: &Sale) {
-        let trim = redis::cmd("XTRIM").arg(keys::outbox(sale.id)).arg("MAXLEN").arg(0).to_owned();
-        trim.exec_async(&mut self.redis().await).await.expect("a stream");
-    }
-
-    async fn status(&self, order: OrderId) -> Option<(OrderStatus, Option<Reason>)> {
-        let order = self.running.service.ledger.order(order).await.expect("an answer");
-        order.map(|order| (order.status, order.reason))
-    }
-}
 
 #[tokio::test]
 async fn a_healthy_sale_is_left_alone_and_nothing_is_locked() {
@@ -110,7 +28,7 @@ async fn a_healthy_sale_is_left_alone_and_nothing_is_locked() {
     let sale = bench.open(3).await;
     let purchase = bench.buy(&sale, "ann").await;
     bench.record(&sale, &purchase).await;
-    assert_eq!(bench.audit(&sale).await.0.len(), 0);
+    assert!(bench.audit(&sale).await.is_clean());
     let fence = bench.running.service.ledger.fence_token(Name::sale(sale.id).as_str(), "test").await.expect("a token");
     assert_eq!(fence, 2, "only the opening has claimed it before");
 }
@@ -125,7 +43,7 @@ async fn an_accepted_order_without_a_row_is_published_again_once() {
     assert_eq!(bench.audit(&sale).await.of(Job::Republish).repaired, 1);
     wait_until("the order has its row", PATIENCE, async || bench.status(purchase.order).await.is_some()).await;
     assert_eq!(bench.status(purchase.order).await, Some((OrderStatus::Created, None)));
-    assert_eq!(bench.audit(&sale).await.0.len(), 0, "and is not looked for again");
+    assert!(bench.audit(&sale).await.is_clean(), "and is not looked for again");
     bench.running.settle(sale.id).await;
 }
 
@@ -137,7 +55,7 @@ async fn a_young_claim_without_a_row_is_left_alone() {
     let bench = Bench::start(&settings, Roles::OBSERVE).await;
     let sale = bench.open(3).await;
     bench.buy(&sale, "ann").await;
-    assert_eq!(bench.audit(&sale).await.0.len(), 0);
+    assert!(bench.audit(&sale).await.is_clean());
 }
 
 /// The closer died between the ledger and Redis.
@@ -178,9 +96,88 @@ async fn units_that_redis_has_not_heard_of_are_brought_to_it_once() {
     let sale = bench.open(1).await;
     bench.running.service.ledger.add_stock(sale.id, 2, "more").await.expect("added");
     assert_eq!(bench.audit(&sale).await.of(Job::Total).repaired, 1);
-    assert_eq!(bench.audit(&sale).await.0.len(), 0);
+    assert!(bench.audit(&sale).await.is_clean());
     let news = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("a warm sale");
     assert_eq!(news.remaining, 3);
+}
+
+/// What is told to Redis is what was given to Redis: the reserve is no part of it.
+#[tokio::test]
+async fn redis_is_never_told_of_the_units_of_the_reserve() {
+    let bench = Bench::start(&hasty("total_reserve").await, Roles::OBSERVE).await;
+    let sale = bench.open_with(3, 2).await;
+    bench.running.service.ledger.add_stock(sale.id, 2, "more").await.expect("added");
+    assert_eq!(bench.audit(&sale).await.of(Job::Total).repaired, 1);
+    assert_eq!(bench.remaining(&sale).await, 3);
+}
+
+/// One that is overdue takes none along that is not.
+#[tokio::test]
+async fn only_what_is_overdue_is_closed() {
+    let bench = Bench::start(&hasty("expiry_only").await, Roles::OBSERVE).await;
+    let sale = bench.open(2).await;
+    for user in ["ann", "bob"] {
+        bench.record(&sale, &bench.buy(&sale, user).await).await;
+    }
+    bench
+        .meddle(&sale, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1 AND user_id = 'ann'")
+        .await;
+    assert_eq!(bench.audit(&sale).await.of(Job::Expire).repaired, 1);
+    assert_eq!(bench.remaining(&sale).await, 1);
+}
+
+/// Paid while the expiry waited for the stock row: it has seen the order unpaid, and finds it paid.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_that_is_paid_in_the_moment_of_its_expiry_stays_paid() {
+    let bench = Bench::start(&hasty("expiry_paid").await, Roles::OBSERVE).await;
+    let sale = bench.open(1).await;
+    let bought = bench.buy(&sale, "ann").await;
+    bench.record(&sale, &bought).await;
+    bench.meddle(&sale, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1").await;
+    let pool = bench.running.service.ledger.pool();
+    let mut payment = pool.begin().await.expect("a transaction");
+    let pay = "WITH paid AS (UPDATE orders SET status = 'paid' WHERE sale_id = $1 RETURNING sale_id)
+               UPDATE stock SET version = version + 1 FROM paid WHERE stock.sale_id = paid.sale_id";
+    sqlx::query(pay).bind(sale.id.get()).execute(&mut *payment).await.expect("a payment");
+    let commit = async {
+        let waiting = "SELECT count(*) > 0 FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        wait_until("the expiry waits", PATIENCE, async || {
+            sqlx::query_scalar(waiting).fetch_one(pool).await.expect("an answer")
+        })
+        .await;
+        payment.commit().await.expect("a commit");
+    };
+    let (figures, ()) = tokio::join!(bench.audit(&sale), commit);
+    assert_eq!(figures.of(Job::Expire).repaired, 0);
+    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Paid, None)));
+}
+
+#[tokio::test]
+async fn an_expired_order_of_the_reserve_goes_home_to_the_reserve() {
+    let bench = Bench::start(&hasty("expiry_reserve").await, Roles::OBSERVE).await;
+    let sale = bench.open_with(3, 1).await;
+    let ledger = &bench.running.service.ledger;
+    let asked = audit::purchase(&sale, "ann");
+    ledger.reserve_purchase(sale.id, asked.clone(), asked.order).await.expect("an answer");
+    assert_eq!(bench.row(&sale).await.reserve, 0);
+    bench
+        .meddle(&sale, "UPDATE orders SET pay_before = clock_timestamp() - interval '1 second' WHERE sale_id = $1")
+        .await;
+    assert_eq!(bench.audit(&sale).await.of(Job::Expire).repaired, 1);
+    let row = bench.row(&sale).await;
+    assert_eq!((row.available, row.reserve, row.redis_total), (2, 1, 2));
+    assert_eq!(bench.remaining(&sale).await, 2);
+}
+
+#[tokio::test]
+async fn before_the_end_the_reserve_goes_to_redis_even_if_that_still_has_units() {
+    let mut settings = hasty("reserve_end").await;
+    settings.reconcile.move_before_end_s = 7200;
+    let bench = Bench::start(&settings, Roles::OBSERVE).await;
+    let sale = bench.open_with(3, 1).await;
+    assert_eq!(bench.audit(&sale).await.of(Job::Move).repaired, 1);
+    assert_eq!(bench.remaining(&sale).await, 3);
 }
 
 /// The reserve is there for a Redis that is away; once Redis has sold out, it is sold there.
@@ -215,8 +212,10 @@ async fn a_job_that_was_overtaken_writes_nothing() {
     ledger.fence_token(Name::sale(sale.id).as_str(), "a later holder").await.expect("a token");
     let expired = ledger.expire(sale.id, 10, &fence).await;
     assert!(matches!(expired, Err(ledger::Error::Overtaken(_))), "{expired:?}");
+    let moved = ledger.move_reserve(sale.id, "late", &fence).await;
+    assert!(matches!(moved, Err(ledger::Error::Overtaken(_))), "{moved:?}");
     let opened = ledger.open_generation(sale.id, 1, Some(&fence)).await;
-    assert!(matches!(opened, Err(ledger::Error::Overtaken(_))));
+    assert!(matches!(opened, Err(ledger::Error::Overtaken(_))), "{opened:?}");
     assert_eq!(bench.status(purchase.order).await, Some((OrderStatus::Created, None)));
     assert_eq!(ledger.stock(sale.id).await.expect("a row").expect("a sale").generation, 1);
 }

@@ -186,6 +186,19 @@ async fn a_connection_that_fell_silent_is_replaced_and_the_node_sells_on() {
     assert!(is_accepted(&shop.stock.purchase(shop.sale.id, lost).await.outcome), "the retry is told the truth");
 }
 
+/// Whoever has bought is known for as long as the sale can be asked for anything.
+#[tokio::test]
+async fn a_claim_outlives_the_sale() {
+    let settings = shared("claims_live").await;
+    let shop = Shop::open(&settings, 2).await;
+    assert!(is_accepted(&shop.one(shop.purchase("ann")).await));
+    let time = redis::cmd("PEXPIRETIME").arg(keys::claims(shop.sale.id)).to_owned();
+    let forgotten_ms: i128 = time.query_async::<i64>(&mut shop.redis.clone()).await.expect("a hash").into();
+    let over_ms = shop.sale.ends_at.unix_timestamp_nanos() / 1_000_000;
+    let kept_ms = i128::try_from(settings.retention().as_millis()).expect("a time");
+    assert!(forgotten_ms >= over_ms + kept_ms, "{forgotten_ms} {over_ms} {kept_ms}");
+}
+
 /// No id is ever part of a script's text.
 #[tokio::test]
 async fn the_number_of_cached_scripts_does_not_grow_with_the_number_of_sales() {

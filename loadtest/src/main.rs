@@ -4,20 +4,15 @@
 
 mod bench;
 
-mod crowd;
-
 mod faults;
 
-mod target;
+mod naive;
 
-use std::path::PathBuf;
+mod report;
 
-use anyhow::{bail, ensure};
-use clap::{Parser, Subcommand, ValueEnum};
-use seckill::demo::{say, write};
-use seckill::drive::demand::Shape;
-use seckill::drive::report::Verdict;
-use seckill::drive::show::Shown;
+mod run;
+
+use clap::{Parser, Subcommand};
 
 /// Buyers against a running seckill, and the verdict on what they were promised.
 #[derive(Debug, Parser)]
@@ -29,8 +24,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Puts a sale on, lets buyers loose, and judges.
-    Run(Box<Run>),
+    /// Plays a scenario: puts sales on, lets buyers loose, and judges.
+    Run(Box<run::Run>),
+    /// Names the scenarios.
+    Scenarios,
     /// Makes faults happen to a private service under load, one after the other, and judges each.
     Faults(faults::Faults),
     /// Measures the speed of a private service beside baselines on the same machine.
@@ -43,67 +40,17 @@ enum Command {
     },
 }
 
-#[derive(Debug, clap::Args)]
-struct Run {
-    scenario: Scenario,
-    #[command(flatten)]
-    target: target::Target,
-    #[command(flatten)]
-    crowd: crowd::Crowd,
-    /// Also writes the report as JSON to this file.
-    #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Scenario {
-    /// Thickest at the start, as in a real sale.
-    Rush,
-    /// At one rate over the whole window.
-    Steady,
-}
-
-impl Scenario {
-    const fn shape(self) -> Shape {
-        match self {
-            Self::Rush => Shape::Rush,
-            Self::Steady => Shape::Steady,
-        }
-    }
-}
-
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
-        Command::Run(run) => run.run().await,
+        Command::Run(run) => Box::pin(run.run()).await,
+        Command::Scenarios => run::list(),
         Command::Faults(faults) => Box::pin(faults.run()).await,
         Command::Bench(bench) => Box::pin(bench.run()).await,
         Command::Role { args } => {
             let command = std::iter::once("seckill".to_owned()).chain(args);
             seckill::cli::Cli::parse_from(command).run().await
         }
-    }
-}
-
-impl Run {
-    async fn run(self) -> anyhow::Result<()> {
-        let demand = self.crowd.demand(self.scenario.shape())?;
-        say(format_args!(
-            "{:?}: {} units, {} buyers within {} s",
-            self.scenario,
-            self.crowd.stock,
-            demand.buyers,
-            demand.window.as_secs_f64()
-        ))?;
-        // Ctrl-C must still stop a sandbox's servers and remove their folder.
-        let report = tokio::select! {
-            report = self.target.play(&self.crowd, demand) => report?,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
-        };
-        say(Shown(&report))?;
-        write(self.report.as_deref(), &report)?;
-        ensure!(report.verdict == Verdict::Pass, "promises were not kept");
-        Ok(())
     }
 }
 
@@ -125,5 +72,7 @@ mod tests {
         assert!(parse(&["--url", "http://127.0.0.1:1", "--url", "http://127.0.0.1:2"]));
         assert!(!parse(&[]));
         assert!(!parse(&["--sandbox", "--url", "http://127.0.0.1:1"]));
+        assert!(parse(&["--strategy", "local-mutex"]));
+        assert!(!parse(&["--strategy", "local-mutex", "--url", "http://127.0.0.1:1"]));
     }
 }

@@ -4,6 +4,8 @@ mod health;
 
 mod http;
 
+mod operations;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +74,7 @@ pub async fn run(settings: Settings, roles: Roles) -> anyhow::Result<()> {
 
 /// The running parts of one process. They belong to the [`Stop`] that they were started with.
 pub struct Service {
-    /// Where the node listens, if it serves.
+    /// Where the process listens, if it does.
     pub http: Option<SocketAddr>,
     pub ledger: Ledger,
     pub stock: Stock,
@@ -111,6 +113,8 @@ impl Service {
         }
         if roles.serve {
             service.http = Some(http::start(settings, &service, registry, stop)?);
+        } else if let Some(bind) = settings.telemetry.bind {
+            service.http = Some(operations::start(bind, registry, stop)?);
         }
         Ok(service)
     }
@@ -137,16 +141,8 @@ impl Service {
     }
 
     fn start_auditor(&self, settings: &Settings, registry: &Registry, stop: &Stop) -> anyhow::Result<()> {
-        let lock = Lock::new(&settings.redis, self.ledger.pool().clone())?;
-        lock.metrics().register(registry)?;
-        let parts = Parts {
-            catalogue: self.catalogue.clone(),
-            ledger: self.ledger.clone(),
-            stock: self.stock.clone(),
-            lock,
-            publisher: Publisher::new(&settings.kafka)?,
-        };
-        let auditor = Auditor::new(settings, parts, registry)?;
+        let (catalogue, ledger, stock) = (self.catalogue.clone(), self.ledger.clone(), self.stock.clone());
+        let auditor = auditor_of(settings, catalogue, ledger, stock, registry)?;
         let token = stop.token(Part::Jobs);
         stop.spawn(Part::Jobs, async move { auditor.run(token).await });
         Ok(())
@@ -176,6 +172,28 @@ pub async fn operator(settings: &Settings) -> anyhow::Result<Operator> {
     let catalogue = catalogue(settings, &ledger).await?;
     let stock = Stock::connect(&settings.redis)?;
     Ok(Operator::new(catalogue, ledger, stock, settings))
+}
+
+/// An auditor, and the sales that there are, for a process that plays no role.
+pub async fn auditor(settings: &Settings) -> anyhow::Result<(Catalogue, Auditor)> {
+    let ledger = ledger(settings).await?;
+    let catalogue = catalogue(settings, &ledger).await?;
+    let stock = Stock::connect(&settings.redis)?;
+    let auditor = auditor_of(settings, catalogue.clone(), ledger, stock, &telemetry::registry()?)?;
+    Ok((catalogue, auditor))
+}
+
+fn auditor_of(
+    settings: &Settings,
+    catalogue: Catalogue,
+    ledger: Ledger,
+    stock: Stock,
+    registry: &Registry,
+) -> anyhow::Result<Auditor> {
+    let lock = Lock::new(&settings.redis, ledger.pool().clone())?;
+    lock.metrics().register(registry)?;
+    let parts = Parts { catalogue, ledger, stock, lock, publisher: Publisher::new(&settings.kafka)? };
+    Ok(Auditor::new(settings, parts, registry)?)
 }
 
 async fn catalogue(settings: &Settings, ledger: &Ledger) -> anyhow::Result<Catalogue> {

@@ -4,6 +4,8 @@ mod doctor;
 
 mod out;
 
+mod reconcile;
+
 mod sale;
 
 mod token;
@@ -37,7 +39,7 @@ enum Command {
     /// Turns orders from Kafka into rows.
     Consume,
     /// Finds what a fault has left undone, and does it.
-    Reconcile,
+    Reconcile(reconcile::Reconcile),
     /// The four roles in one process.
     All,
     /// A whole flash sale on this machine, with private servers, and the verdict on it.
@@ -72,7 +74,7 @@ impl Cli {
             Command::Serve => app::run(settings, Roles::SERVE).await,
             Command::Relay => app::run(settings, Roles::RELAY).await,
             Command::Consume => app::run(settings, Roles::CONSUME).await,
-            Command::Reconcile => app::run(settings, Roles::RECONCILE).await,
+            Command::Reconcile(reconcile) => reconcile.run(settings).await,
             Command::All => app::run(settings, Roles::ALL).await,
             Command::Migrate => migrate(&settings).await,
             Command::Sale(command) => command.run(&settings).await,

@@ -71,6 +71,20 @@ pub fn backlog(kafka: &config::Kafka) -> anyhow::Result<u64> {
     Ok(watermarks(kafka)?.ahead_of(&committed))
 }
 
+/// Whether one of these partitions has messages that the group has not committed. Asks over a new connection, which
+/// knows nothing but what the brokers say now; blocks the calling thread while it asks.
+///
+/// # Errors
+/// When Kafka does not answer within a few seconds, or the topic does not exist.
+pub(super) fn is_waiting(kafka: &config::Kafka, partitions: &[i32]) -> anyhow::Result<bool> {
+    let committed = committed(kafka, partitions.iter().copied())?;
+    let mut marks = watermarks(kafka)?;
+    marks.0.retain(|partition, _| partitions.contains(partition));
+    // An offset beyond the end was committed in a topic of the same name that is gone.
+    let of_this_topic = |(partition, offset): &(i32, i64)| marks.0.get(partition).is_some_and(|m| *offset <= m.high);
+    Ok(marks.ahead_of(&committed.into_iter().filter(of_this_topic).collect()) > 0)
+}
+
 /// The offsets that the group has committed.
 fn committed(kafka: &config::Kafka, partitions: impl Iterator<Item = i32>) -> anyhow::Result<HashMap<i32, i64>> {
     let mut asked = TopicPartitionList::new();

@@ -15,9 +15,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Metrics;
+use super::backlog::is_waiting;
 use super::batch::Batch;
 use super::group::Group;
-use crate::config::Settings;
+use crate::config::{self, Settings};
 
 /// How long a poll waits for a first message: also how soon a stop is noticed.
 const POLL: Duration = Duration::from_millis(100);
@@ -25,8 +26,15 @@ const POLL: Duration = Duration::from_millis(100);
 /// How long the writer may have a batch before the partitions are paused.
 const SLOW: Duration = Duration::from_secs(1);
 
+/// How long nothing may come before somebody else is asked whether that is true.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// What is waiting at the first look may be on its way; what still waits at the second is not coming.
+const SECOND_LOOK: Duration = Duration::from_secs(2);
+
 pub(super) struct Reader {
     consumer: BaseConsumer<Group>,
+    kafka: config::Kafka,
     batches: Sender<Batch>,
     limit: usize,
     /// Gathered and not handed over.
@@ -34,6 +42,10 @@ pub(super) struct Reader {
     paused: bool,
     metrics: Metrics,
     failing: bool,
+    /// When to look whether messages wait that do not come.
+    look_at: Instant,
+    /// Whether some were waiting when it was last looked.
+    waiting: bool,
 }
 
 impl Reader {
@@ -47,12 +59,15 @@ impl Reader {
         consumer.subscribe(&[&settings.kafka.topic])?;
         Ok(Self {
             consumer,
+            kafka: settings.kafka.clone(),
             batches,
             limit: settings.consumer.batch.max(1),
             next: Batch::of(0),
             paused: false,
             metrics,
             failing: false,
+            look_at: Instant::now() + QUIET,
+            waiting: false,
         })
     }
 
@@ -91,7 +106,7 @@ impl Reader {
             self.fill()?;
             self.hand_over();
             self.commit();
-            return Ok(());
+            return self.doubt_the_quiet();
         };
         if since.elapsed() > SLOW {
             self.pause();
@@ -123,6 +138,7 @@ impl Reader {
             None => Ok(false),
             Some(Ok(message)) => {
                 self.next.add(&message);
+                (self.look_at, self.waiting) = (Instant::now() + QUIET, false);
                 if self.failing {
                     info!("Kafka can be read again");
                     self.failing = false;
@@ -139,6 +155,25 @@ impl Reader {
                 Ok(false)
             }
         }
+    }
+
+    /// A client can be blind: a topic that is deleted and made anew begins to count its leaders anew, and the old client
+    /// takes them for old news and reads nothing for ever. When nothing has come for a while, a new connection is asked;
+    /// where it sees messages that this client does not, a new client has to take over.
+    fn doubt_the_quiet(&mut self) -> KafkaResult<()> {
+        if Instant::now() < self.look_at {
+            return Ok(());
+        }
+        let mine: Vec<_> = self.consumer.assignment()?.elements().iter().map(|element| element.partition()).collect();
+        // A Kafka that does not answer has nothing to tell, and an unknown answer is no reason to do anything.
+        let waiting = !mine.is_empty() && is_waiting(&self.kafka, &mine).unwrap_or(false);
+        if waiting && self.waiting {
+            warn!("orders wait in Kafka and do not come: the topic may have been made anew");
+            return Err(KafkaError::NoMessageReceived);
+        }
+        self.look_at = Instant::now() + if waiting { SECOND_LOOK } else { QUIET };
+        self.waiting = waiting;
+        Ok(())
     }
 
     fn hand_over(&mut self) {

@@ -9,22 +9,22 @@ mod stage;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 
-pub use stage::{Cast, Program, Stage};
+pub use stage::{Cast, Program, Stage, closed_doors, open_doors};
 
+use crate::config::Settings;
 use crate::drive::buyers::Temper;
 use crate::drive::client::{Client, Limits};
-use crate::drive::demand::Demand;
+use crate::drive::demand::{Demand, Habits};
 use crate::drive::report::{Report, Setting, Verdict};
 use crate::drive::scene::Scene;
 use crate::drive::show::Shown;
 use crate::drive::stores::Stores;
 use crate::drive::tokens::Tokens;
-use crate::drive::verdict::Patience;
 
 /// A flash sale on this machine.
 #[derive(Clone, Debug, Args)]
@@ -51,11 +51,13 @@ impl Demo {
     /// When something does not come up, or the verdict is not "pass".
     pub async fn run(self) -> anyhow::Result<()> {
         // Ctrl-C must still stop the servers and remove their folder, which is what dropping the stage does.
-        let (stage, tokens, report) = tokio::select! {
+        let (mut stage, tokens, report) = tokio::select! {
             played = self.play() => played?,
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),
         };
         if self.stay {
+            // Who buys by hand needs longer than the crowd.
+            stage.pay_within(Duration::from_secs(15 * 60)).await?;
             stay(&stage, &tokens).await?;
         }
         ensure!(report.verdict == Verdict::Pass, "the demo did not keep its promises");
@@ -65,7 +67,9 @@ impl Demo {
     async fn play(&self) -> anyhow::Result<(Stage, Tokens, Report)> {
         say("seckill demo: a whole flash sale on this machine\n")?;
         let began = Instant::now();
-        let stage = Stage::set(&Program::this()?, self.nodes.into()).await?;
+        let pay_within = time_to_pay(self.stock, self.buyers);
+        let furnish = |settings| with_time_to_pay(open_doors(settings), pay_within);
+        let stage = Stage::furnished(&Program::this()?, Cast::of_the_demo(self.nodes.into()), furnish).await?;
         let (broker, seconds) = (stage.broker(), began.elapsed().as_secs_f64());
         say(format_args!("  servers   Redis (appendfsync {}), PostgreSQL, {broker}", stage.redis_fsync()))?;
         if stage.broker_is_a_stand_in() {
@@ -76,12 +80,14 @@ impl Demo {
             "  service   {} nodes, a relay, a consumer and an auditor, each a process of its own",
             self.nodes
         ))?;
-        let demand = Demand { buyers: self.buyers, ..Demand::default() };
+        let habits = Some(Habits::of_a_sale_paid_within(pay_within));
+        let demand = Demand { buyers: self.buyers, habits, ..Demand::default() };
         say(format_args!(
-            "  sale      {} units, {} buyers within {} s",
+            "  sale      {} units, {} buyers within {} s, to be paid within {} s",
             self.stock,
             self.buyers,
-            demand.window.as_secs()
+            demand.window.as_secs(),
+            pay_within.as_secs()
         ))?;
         let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
         let temper = Temper::default();
@@ -91,6 +97,18 @@ impl Demo {
         write(self.report.as_deref(), &report)?;
         Ok((stage, tokens, report))
     }
+}
+
+/// How long a crowd of so many buyers gets to pay for a stock of so many units: short, so that forgotten orders expire
+/// while one looks on, and long enough for all the others to pay on a small machine that is busy with the crowd.
+pub fn time_to_pay(stock: u32, buyers: u32) -> Duration {
+    Duration::from_secs(3 + (u64::from(stock) + u64::from(buyers)) / 2000)
+}
+
+/// Settings of a service that wants its orders paid within this time.
+pub fn with_time_to_pay(mut settings: Settings, time: Duration) -> Settings {
+    settings.orders.pay_within_s = time.as_secs();
+    settings
 }
 
 /// Lets buyers loose on a stage, and judges.
@@ -110,16 +128,8 @@ pub async fn rush(
         stock,
     };
     let client = Client::new(&stage.urls, limits)?;
-    let scene = Scene {
-        client: Arc::new(client),
-        tokens,
-        witness: &witness,
-        demand,
-        setting,
-        temper,
-        patience: Patience::default(),
-    };
-    let played = scene.play().await?;
+    let scene = Scene::new(Arc::new(client), tokens, &witness, demand, setting, temper);
+    let played = Box::pin(scene.play()).await?;
     stage.check()?;
     Ok(played.report)
 }

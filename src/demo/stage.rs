@@ -87,8 +87,20 @@ impl Stage {
     /// # Errors
     /// When something does not come up; the message ends with the tail of its log.
     pub async fn with(program: &Program, cast: Cast) -> anyhow::Result<Self> {
+        Self::furnished(program, cast, open_doors).await
+    }
+
+    /// Starts servers and a cast of roles with settings made from the sandbox's, and returns when every node is ready.
+    ///
+    /// # Errors
+    /// When something does not come up; the message ends with the tail of its log.
+    pub async fn furnished(
+        program: &Program,
+        cast: Cast,
+        furnish: impl FnOnce(Settings) -> Settings,
+    ) -> anyhow::Result<Self> {
         let sandbox = Sandbox::start(Options::default()).await.context("the private servers")?;
-        let settings = (cast.tune)(&sandbox, "stage", open_doors(sandbox.settings("demo").await?));
+        let settings = (cast.tune)(&sandbox, "stage", furnish(sandbox.settings("demo").await?));
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(settings.orders.pay_within_s)).await?;
         ledger::migrate(ledger.pool()).await.context("the schema")?;
         if sandbox.broker_kind() != STAND_IN {
@@ -131,11 +143,45 @@ impl Stage {
     /// # Errors
     /// When there is no such part, or it cannot be executed.
     pub fn restart(&mut self, name: &str) -> anyhow::Result<()> {
+        self.restart_as(name, &self.program.clone())
+    }
+
+    /// As [`Stage::restart`], this once as another program.
+    ///
+    /// # Errors
+    /// When there is no such part, or it cannot be executed.
+    pub fn restart_as(&mut self, name: &str, program: &Program) -> anyhow::Result<()> {
         let part = self.parts.iter().position(|part| part.process.name() == name);
         let at = part.with_context(|| format!("no part is called {name}"))?;
         self.parts[at].process.kill()?;
-        self.parts[at].process = self.spawn(name, &self.parts[at].role, &self.parts[at].settings)?;
+        self.parts[at].process = self.spawn(name, program, &self.parts[at].role, &self.parts[at].settings)?;
         Ok(())
+    }
+
+    /// From now on, new orders are to be paid within this time. Those who write orders are started again for it, in good
+    /// order; returns when every node is ready.
+    ///
+    /// # Errors
+    /// When one of them does not end or does not come up.
+    pub async fn pay_within(&mut self, time: Duration) -> anyhow::Result<()> {
+        for at in 0..self.parts.len() {
+            let part = &mut self.parts[at];
+            if !["serve", "consume"].contains(&part.role.as_str()) {
+                continue;
+            }
+            part.settings.orders.pay_within_s = time.as_secs();
+            part.process.terminate()?;
+            part.process.wait(PATIENCE).await?;
+            let part = &self.parts[at];
+            let process = self.spawn(part.process.name(), &self.program, &part.role, &part.settings)?;
+            self.parts[at].process = process;
+        }
+        self.wait_until_ready().await
+    }
+
+    /// How the roles are started.
+    pub const fn program(&self) -> &Program {
+        &self.program
     }
 
     /// The process of a part: to be killed, paused and resumed.
@@ -154,14 +200,14 @@ impl Stage {
 
     fn start(&mut self, name: &str, role: &str, settings: Settings) -> anyhow::Result<()> {
         let settings = (self.cast.tune)(&self.sandbox, name, settings);
-        let process = self.spawn(name, role, &settings)?;
+        let process = self.spawn(name, &self.program, role, &settings)?;
         self.parts.push(Part { process, role: role.to_owned(), settings });
         Ok(())
     }
 
-    fn spawn(&self, name: &str, role: &str, settings: &Settings) -> anyhow::Result<Process> {
-        let args: Vec<&str> = self.program.before.iter().map(String::as_str).chain([role]).collect();
-        self.sandbox.spawn(name, &self.program.path, &args, settings)
+    fn spawn(&self, name: &str, program: &Program, role: &str, settings: &Settings) -> anyhow::Result<Process> {
+        let args: Vec<&str> = program.before.iter().map(String::as_str).chain([role]).collect();
+        self.sandbox.spawn(name, &program.path, &args, settings)
     }
 
     /// Returns when every node is ready.
@@ -212,15 +258,23 @@ impl Stage {
     }
 }
 
-/// The buyers' addresses are believed, and nobody is held back who clicks like a person.
-fn open_doors(mut settings: Settings) -> Settings {
+/// The buyers' addresses are believed, and every limit is that of an installation.
+pub fn closed_doors(mut settings: Settings) -> Settings {
     settings.http.trusted_proxies = vec![Ipv4Addr::LOCALHOST.into()];
     settings.http.workers = 1;
+    settings.telemetry.filter = "warn".to_owned();
+    settings
+}
+
+/// As [`closed_doors`], and nobody is held back who clicks like a person.
+pub fn open_doors(settings: Settings) -> Settings {
+    let mut settings = closed_doors(settings);
     settings.admission.node_per_second = 1_000_000;
     settings.admission.node_burst = 1_000_000;
-    settings.admission.user_burst = settings.admission.user_burst.max(20);
+    // A buyer of several sales clicks several times in each, and comes again when units show.
+    settings.admission.user_per_second = settings.admission.user_per_second.max(20);
+    settings.admission.user_burst = settings.admission.user_burst.max(40);
     settings.admission.max_tracked = settings.admission.max_tracked.max(1_000_000);
-    settings.telemetry.filter = "warn".to_owned();
     settings
 }
 

@@ -28,19 +28,57 @@ pub const REFUSALS: [&str; 16] = [
     Code::IdempotencyKeyReused.name(),
 ];
 
+/// How an answer came back, whatever it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// An HTTP status.
+    Status(u16),
+    /// No connection could be made.
+    NotSent,
+    Timeout,
+    /// The connection broke after the request went out.
+    Reset,
+}
+
+impl Channel {
+    pub const fn of(result: &Result<Reply, Failure>) -> Self {
+        match result {
+            Ok(reply) => Self::Status(reply.status),
+            Err(Failure::Connect(_)) => Self::NotSent,
+            Err(Failure::Timeout) => Self::Timeout,
+            Err(Failure::Reset(_)) => Self::Reset,
+        }
+    }
+}
+
 /// How a purchase ended, as its buyer sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// 202.
     Accepted(OrderId),
-    /// A decided no, by its code.
-    Refused(&'static str),
+    /// A decided no.
+    Refused(Refusal),
     /// 5xx, timeout or reset: the buyer may hold an order or not.
     Undecided { status: Option<u16>, retry_after: Option<Duration> },
     /// Nothing was sent: the client could not connect.
     NotSent(String),
     /// An answer that the contract does not know.
     Foreign(String),
+}
+
+/// A decided no, and what it says besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// One of [`REFUSALS`].
+    pub code: &'static str,
+    /// The order that the buyer holds already.
+    pub order: Option<OrderId>,
+}
+
+impl Refusal {
+    pub fn is(&self, code: Code) -> bool {
+        self.code == code.name()
+    }
 }
 
 #[derive(Deserialize)]
@@ -52,6 +90,7 @@ struct Accepted {
 struct Problem<'a> {
     #[serde(borrow)]
     code: std::borrow::Cow<'a, str>,
+    order_id: Option<OrderId>,
 }
 
 impl Answer {
@@ -67,9 +106,12 @@ impl Answer {
                 Err(error) => Self::Foreign(format!("202 without an order: {error}")),
             },
             400..500 => {
-                let problem = serde_json::from_slice::<Problem>(&reply.body);
-                let code = problem.ok().and_then(|p| REFUSALS.into_iter().find(|code| *code == p.code));
-                code.map_or_else(|| Self::foreign(&reply), Self::Refused)
+                let problem = serde_json::from_slice::<Problem>(&reply.body).ok();
+                let refusal = problem.and_then(|problem| {
+                    let code = REFUSALS.into_iter().find(|code| *code == problem.code)?;
+                    Some(Refusal { code, order: problem.order_id })
+                });
+                refusal.map_or_else(|| Self::foreign(&reply), Self::Refused)
             }
             500.. => Self::Undecided { status: Some(reply.status), retry_after: reply.retry_after },
             _ => Self::foreign(&reply),

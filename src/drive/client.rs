@@ -119,18 +119,34 @@ impl Client {
         caller: &Caller,
         body: Bytes,
     ) -> Result<Reply, Failure> {
+        self.send_over(false, node, method, path, caller, body).await
+    }
+
+    /// As [`Client::send`]; `alone`, over a connection that is made for this request and closed after it.
+    pub async fn send_over(
+        &self,
+        alone: bool,
+        node: usize,
+        method: Method,
+        path: &Uri,
+        caller: &Caller,
+        body: Bytes,
+    ) -> Result<Reply, Failure> {
         let node = &self.nodes[node % self.nodes.len()];
         let _permit = node.permits.acquire().await.map_err(|_| Failure::Connect("the client is closed".into()))?;
         let mut request = node.request(method, path, caller, body);
         loop {
-            let (mut sender, fresh) = match node.take_idle().await {
+            let idle = if alone { None } else { node.take_idle().await };
+            let (mut sender, fresh) = match idle {
                 Some(sender) => (sender, false),
                 None => (node.connect(self.limits.connect).await?, true),
             };
             let response = match timeout(self.limits.response, exchange(&mut sender, request)).await {
                 Err(_) => return Err(Failure::Timeout),
                 Ok(Ok(reply)) => {
-                    node.give_back(sender);
+                    if !alone {
+                        node.give_back(sender);
+                    }
                     return Ok(reply);
                 }
                 Ok(Err(broken)) => broken,

@@ -38,7 +38,74 @@ pub struct Demand {
     pub keyed: f64,
     /// A buyer wants 1 to this many units.
     pub max_quantity: u32,
+    /// What buyers do after their purchase. `None`: nothing, as if they all forgot.
+    pub habits: Option<Habits>,
+    /// Scripts among the buyers.
+    pub bots: Option<Bots>,
     pub seed: u64,
+}
+
+/// Few users who send very many purchases, evenly over the window.
+#[derive(Clone, Copy, Debug)]
+pub struct Bots {
+    pub users: u32,
+    /// Purchases of each.
+    pub clicks: u32,
+    /// How many addresses they share.
+    pub addresses: u32,
+    /// How many of them are on the blacklist.
+    pub blocked: u32,
+}
+
+/// What becomes of the buyers afterwards: most pay, a few cancel, a few forget; and who got nothing comes again when
+/// the sale shows units.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// Share of buyers that cancel instead of paying.
+    pub cancel: f64,
+    /// Share of buyers that neither pay nor cancel, so that their orders expire.
+    pub forget: f64,
+    /// Share of those two that want a unit again once their order is closed.
+    pub regret: f64,
+    /// Longest time that a buyer takes to pay or cancel.
+    pub decide_within: Duration,
+    /// Time in which the service wants an order paid.
+    pub pay_within: Duration,
+    /// From the last click or the last order that was paid: how long the crowd waits for units and for the end of its
+    /// orders.
+    pub patience: Duration,
+}
+
+impl Habits {
+    /// Those of a service that wants its orders paid within this time.
+    pub fn of_a_sale_paid_within(pay_within: Duration) -> Self {
+        Self {
+            cancel: 0.05,
+            forget: 0.05,
+            regret: 0.5,
+            decide_within: Duration::from_secs(1),
+            pay_within,
+            patience: Duration::from_secs(20) + pay_within * 2,
+        }
+    }
+}
+
+/// What a buyer does with the first order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intent {
+    Pay,
+    Cancel,
+    Forget,
+}
+
+/// A buyer's character.
+#[derive(Clone, Copy, Debug)]
+pub struct Character {
+    pub intent: Intent,
+    /// From the answer to paying or cancelling.
+    pub hesitates: Duration,
+    /// Wants a unit again after an order that was closed.
+    pub regrets: bool,
 }
 
 impl Default for Demand {
@@ -52,6 +119,8 @@ impl Default for Demand {
             lead: Duration::from_secs(1),
             keyed: 0.1,
             max_quantity: 1,
+            habits: None,
+            bots: None,
             seed: 1,
         }
     }
@@ -65,8 +134,9 @@ pub struct Buyer {
     /// The Idempotency-Key, if this buyer sends one.
     pub key: Option<String>,
     pub quantity: u32,
-    /// The body of every purchase of this buyer.
+    /// The body of this buyer's purchases.
     pub body: Bytes,
+    pub character: Character,
 }
 
 /// One click of one buyer.
@@ -117,8 +187,25 @@ impl Plan {
                 click(at);
             }
         }
+        if let Some(bots) = demand.bots {
+            for bot in 0..bots.users {
+                let number = demand.buyers + bot;
+                buyers.push(Buyer::bot(bot, &bots, demand, tokens, &mut chance)?);
+                let at = |nth: u32| (f64::from(nth) + chance.random::<f64>()) / f64::from(bots.clicks) * window;
+                let times: Vec<_> = (0..bots.clicks).map(at).collect();
+                let click = |(at, nth)| Click { at_us: micros(at), buyer: number, nth };
+                clicks.extend(times.into_iter().zip(0..).map(click));
+            }
+        }
         clicks.sort_by_key(|click| (click.at_us, click.buyer, click.nth));
         Ok(Self { buyers, clicks })
+    }
+
+    /// The users who are to be on the blacklist: the first of the bots.
+    pub fn blocked(&self, demand: &Demand) -> impl Iterator<Item = &UserId> {
+        let blocked = demand.bots.map_or(0, |bots| bots.blocked.min(bots.users));
+        let bots = self.buyers.iter().skip(demand.buyers as usize);
+        bots.take(blocked as usize).map(|buyer| &buyer.user)
     }
 
     /// Units that all buyers together want.
@@ -141,8 +228,41 @@ impl Buyer {
             idempotency_key: key.as_deref().map(HeaderValue::from_str).transpose()?,
             purchase_token: None,
         };
-        let body = Bytes::from(format!(r#"{{"quantity":{quantity}}}"#));
-        Ok(Self { user, caller, key, quantity, body })
+        Ok(Self { user, caller, key, quantity, body: body_for(quantity), character: Character::draw(demand, chance) })
+    }
+}
+
+impl Buyer {
+    fn bot(nth: u32, bots: &Bots, demand: &Demand, tokens: &Tokens, chance: &mut StdRng) -> anyhow::Result<Self> {
+        let user: UserId = format!("bot-{}-{nth}", demand.seed).parse().context("a bot's name")?;
+        // 172.16.0.0/12: nobody else's.
+        let address = Ipv4Addr::from(0xac10_0001 + nth % bots.addresses.max(1));
+        let caller = Caller {
+            authorization: Some(tokens.header(&user, false)?),
+            forwarded_for: Some(HeaderValue::from_str(&address.to_string())?),
+            ..Caller::default()
+        };
+        Ok(Self { user, caller, key: None, quantity: 1, body: body_for(1), character: Character::draw(demand, chance) })
+    }
+}
+
+/// The body of a purchase of so many units.
+pub fn body_for(quantity: u32) -> Bytes {
+    Bytes::from(format!(r#"{{"quantity":{quantity}}}"#))
+}
+
+impl Character {
+    fn draw(demand: &Demand, chance: &mut StdRng) -> Self {
+        let Some(habits) = demand.habits else {
+            return Self { intent: Intent::Forget, hesitates: Duration::ZERO, regrets: false };
+        };
+        let intent = match chance.random::<f64>() {
+            share if share < habits.cancel => Intent::Cancel,
+            share if share < habits.cancel + habits.forget => Intent::Forget,
+            _ => Intent::Pay,
+        };
+        let hesitates = habits.decide_within.mul_f64(chance.random());
+        Self { intent, hesitates, regrets: chance.random_bool(habits.regret) }
     }
 }
 

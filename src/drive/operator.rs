@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use hyper::body::Bytes;
+use hyper::header::HeaderValue;
 use hyper::{Method, Uri};
 use serde::Deserialize;
 use serde_json::json;
@@ -13,7 +14,7 @@ use tokio::time::sleep;
 
 use super::client::{Caller, Client, Reply};
 use super::tokens::Tokens;
-use crate::domain::{SaleId, SaleState};
+use crate::domain::{SaleId, SaleState, UserId};
 
 /// What is put on sale.
 #[derive(Clone, Debug)]
@@ -21,8 +22,8 @@ pub struct Offer {
     pub name: String,
     /// Units.
     pub stock: u32,
-    /// Units of them for the time when Redis is away. With none, sold out means sold at once.
-    pub reserve: u32,
+    /// Units of them for the time when Redis is away; `None` is what the service keeps by default.
+    pub reserve: Option<u32>,
     pub max_quantity: u32,
     /// From the moment of the call to the start of the sale: time for every node to hear of it.
     pub starts_in: Duration,
@@ -35,6 +36,15 @@ pub struct OnSale {
     pub id: SaleId,
     /// The start, on this machine's clock.
     pub start: Instant,
+}
+
+/// A promise, as the service's own audit finds it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Audited {
+    pub name: String,
+    /// `None`: not to be judged from the stores alone.
+    pub holds: Option<bool>,
+    pub detail: String,
 }
 
 #[derive(Deserialize)]
@@ -79,6 +89,45 @@ impl<'a> Operator<'a> {
             start = Some(self.wait_for(node, created.id, created.starts_at, offer.starts_in).await?);
         }
         Ok(OnSale { id: created.id, start: start.context("there are no nodes")? })
+    }
+
+    /// Adds units to a sale; the same `operation` adds once, however often it is asked for.
+    ///
+    /// # Errors
+    /// When the service refuses or does not answer.
+    pub async fn add_stock(&self, sale: SaleId, units: u32, operation: &str) -> anyhow::Result<()> {
+        let caller = Caller { idempotency_key: Some(HeaderValue::from_str(operation)?), ..self.caller.clone() };
+        let path = format!("/admin/v1/sales/{sale}/stock").parse()?;
+        let body = Bytes::from(json!({ "add": units }).to_string());
+        let reply = self.client.send(0, Method::POST, &path, &caller, body).await?;
+        sale_of(&reply, 200).map(drop).context("no units can be added")
+    }
+
+    /// Puts a user on the blacklist, or takes it off again.
+    ///
+    /// # Errors
+    /// When the service refuses or does not answer.
+    pub async fn block(&self, user: &UserId, blocked: bool) -> anyhow::Result<()> {
+        let method = if blocked { Method::PUT } else { Method::DELETE };
+        let path = format!("/admin/v1/blacklist/{user}").parse()?;
+        let reply = self.client.send(0, method, &path, &self.caller, Bytes::new()).await?;
+        ensure!(reply.status == 204, "the blacklist does not take {user}: {}", text(&reply));
+        Ok(())
+    }
+
+    /// What the service itself finds of each promise.
+    ///
+    /// # Errors
+    /// When the service refuses or does not answer.
+    pub async fn audit(&self, sale: SaleId) -> anyhow::Result<Vec<Audited>> {
+        #[derive(Deserialize)]
+        struct Audit {
+            promises: Vec<Audited>,
+        }
+        let path = format!("/admin/v1/sales/{sale}/audit").parse()?;
+        let reply = self.client.send(0, Method::GET, &path, &self.caller, Bytes::new()).await?;
+        ensure!(reply.status == 200, "no audit: {}", text(&reply));
+        Ok(serde_json::from_slice::<Audit>(&reply.body)?.promises)
     }
 
     async fn create(&self, offer: &Offer) -> anyhow::Result<Sale> {

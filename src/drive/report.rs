@@ -5,6 +5,10 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use super::distribution::Distributions;
+use super::machine::Machine;
+use super::timeline::Timeline;
+use crate::domain::SaleId;
 use crate::promises::{Finding, Standing};
 
 /// Under what circumstances a run took place.
@@ -20,7 +24,7 @@ pub struct Setting {
 }
 
 /// Everything that a run found.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     pub broker: String,
     pub redis_fsync: String,
@@ -32,10 +36,18 @@ pub struct Report {
     pub accepted: u64,
     /// Decided refusals by code.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Purchases by the HTTP status of their answer.
+    pub http: BTreeMap<u16, u64>,
+    /// Purchases without any answer.
+    pub no_answer: NoAnswer,
     /// Answers that decide nothing: 503 and other 5xx, timeouts, resets.
     pub unconfirmed: u64,
     /// Rows by state. Absent states have no row.
     pub orders: BTreeMap<&'static str, u64>,
+    /// What buyers did after their purchase; all zero where they did nothing.
+    pub afterwards: Afterwards,
+    /// Rows that no 202 named, of buyers who were left without an answer.
+    pub unanswered_orders: u64,
     /// Units sold beyond the stock.
     pub oversold: i64,
     /// Units that no live order holds; null when the ledger cannot be seen.
@@ -48,41 +60,93 @@ pub struct Report {
     pub client_errors: u64,
     pub rates: Rates,
     pub latency_ms: Latencies,
+    pub latency_distribution: Distributions,
+    pub timeline: Timeline,
+    pub machine: Machine,
     pub promises: Vec<Finding>,
+    /// What else was found about this run; it counts like a promise.
+    pub checks: Vec<Finding>,
+    /// Each sale of the run by itself, where there were several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sales: Vec<SaleReport>,
     pub verdict: Verdict,
     /// Whether everything had arrived when the judge looked.
     #[serde(skip)]
     pub settled: bool,
 }
 
-/// Per second, from the start of the sale to the last of its kind.
+/// One of several sales of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct SaleReport {
+    pub name: String,
+    pub sale: SaleId,
+    pub stock: u32,
+    pub requests: u64,
+    pub accepted: u64,
+    pub orders: BTreeMap<&'static str, u64>,
+    pub oversold: i64,
+    pub unsold: Option<i64>,
+    pub promises: Vec<Finding>,
+    pub checks: Vec<Finding>,
+}
+
+/// Purchases that nothing came back for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NoAnswer {
+    /// No connection could be made.
+    pub not_sent: u64,
+    pub timeouts: u64,
+    /// The connection broke after the request went out.
+    pub resets: u64,
+}
+
+/// What buyers did after their purchase, as they were told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Afterwards {
+    pub paid: u64,
+    pub cancelled: u64,
+    pub expired: u64,
+    /// Purchases of buyers who came again because the sale showed units.
+    pub came_again: u64,
+    /// Orders that these purchases ended in.
+    pub bought_again: u64,
+    /// Orders of which their buyers did not see the end.
+    pub unfinished: u64,
+    /// Buyers who still wanted a unit when the act was over.
+    pub still_wanted: u64,
+}
+
+/// Per second, from the start of the sale. Who came again later is not counted.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Rates {
+    /// New orders, to nine tenths of them: the last ones may be units that came back.
     pub accepted: u64,
+    /// To the last refusal.
     pub refused: u64,
-    /// Accepted orders that became rows.
+    /// Units that became rows, to nine tenths of the most that rows ever held.
     pub persisted: u64,
 }
 
 /// From the intended start of a click to its answer.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Latencies {
     pub accepted: Quantiles,
     pub refused: Quantiles,
 }
 
 /// Milliseconds; all zero when there was nothing to measure.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Quantiles {
     pub p50: f64,
     pub p99: f64,
     pub p999: f64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Pass,
+    #[default]
     Fail,
 }
 
@@ -95,11 +159,19 @@ impl Quantiles {
     }
 }
 
+impl Report {
+    /// Adds what else was found, and judges anew.
+    pub fn add_checks(&mut self, checks: impl IntoIterator<Item = Finding>) {
+        self.checks.extend(checks);
+        self.verdict = Verdict::of(self.promises.iter().chain(&self.checks), self.accepted, self.settled);
+    }
+}
+
 impl Verdict {
-    /// Passes when no promise is broken, nothing is left on its way, and at least one purchase was accepted: where
+    /// Passes when no finding is broken, nothing is left on its way, and at least one purchase was accepted: where
     /// nothing was bought there is nothing to keep, and an order that never arrives is a promise not kept.
-    pub fn of(promises: &[Finding], accepted: u64, settled: bool) -> Self {
-        let broken = promises.iter().any(|finding| finding.holds == Standing::Broken);
+    pub fn of<'a>(findings: impl IntoIterator<Item = &'a Finding>, accepted: u64, settled: bool) -> Self {
+        let broken = findings.into_iter().any(|finding| finding.holds == Standing::Broken);
         if broken || accepted == 0 || !settled { Self::Fail } else { Self::Pass }
     }
 }

@@ -1,5 +1,7 @@
 //! The stores of a running service, as far as their addresses are known.
 
+use std::collections::BTreeMap;
+
 use anyhow::Context;
 
 use super::witness::Witness;
@@ -70,9 +72,34 @@ impl Witness for Stores {
         Ok(Some(Flow { outbox, backlog, rebuilding }))
     }
 
+    async fn unsold(&self, sale: SaleId) -> anyhow::Result<Option<i64>> {
+        let Some(ledger) = &self.ledger else { return Ok(None) };
+        let Some(row) = ledger.stock(sale).await? else { return Ok(None) };
+        Ok(Some(i64::from(row.available) + i64::from(row.reserve)))
+    }
+
     async fn sold(&self, sale: SaleId) -> anyhow::Result<Option<i64>> {
         let Some(ledger) = &self.ledger else { return Ok(None) };
         let Some(row) = ledger.stock(sale).await? else { return Ok(None) };
         Ok(Some(i64::from(row.total) - i64::from(row.available) - i64::from(row.reserve)))
+    }
+
+    async fn remaining(&self, sale: SaleId) -> anyhow::Result<Option<i64>> {
+        let Some(stock) = &self.stock else { return Ok(None) };
+        Ok(stock.probe(sale).await?.map(|news| news.remaining.into()))
+    }
+
+    async fn versions(&self) -> BTreeMap<&'static str, String> {
+        let mut versions = BTreeMap::new();
+        if let Some(stock) = &self.stock
+            && let Ok(mut server) = stock.info("server").await
+        {
+            versions.extend(server.remove("redis_version").map(|version| ("redis", version)));
+        }
+        if let Some(ledger) = &self.ledger {
+            let asked = sqlx::query_scalar("SHOW server_version").fetch_one(ledger.pool()).await;
+            versions.extend(asked.ok().map(|version| ("postgresql", version)));
+        }
+        versions
     }
 }

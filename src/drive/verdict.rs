@@ -3,41 +3,51 @@
 //! Every accepted order is looked up in the ledger's view, and a spread sample of them is read over HTTP by its own
 //! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
 
-use std::collections::BTreeMap;
-use std::convert::Infallible;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use futures_util::StreamExt;
 use hyper::body::Bytes;
 use hyper::{Method, Uri};
-use serde::Deserialize;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use super::buyers::Seen;
+use super::checks;
 use super::client::Client;
 use super::demand::Plan;
+use super::distribution::{Distribution, Distributions};
+use super::machine::Machine;
 use super::progress::per_second;
 use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
+use super::timeline::Timeline;
 use super::witness::Witness;
-use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
-use crate::promises::{self, ClientView, Finding, Flow, NAMES, Snapshot, Standing};
+use crate::domain::{OrderId, OrderStatus, Reason, SaleId, UserId};
+use crate::promises::{self, ClientView, Finding, Flow, LedgerView, NAMES, OrderFact, Snapshot, Standing};
 
-/// Most orders that are read back over HTTP when the ledger can be seen.
-const SAMPLE: usize = 200;
+/// Most orders that are read back over HTTP when the ledger can be seen, and how many at once.
+const SAMPLE: usize = 2000;
+const AT_ONCE: usize = 32;
+
+/// How often a snapshot is taken again in which something is broken: while orders expire, one look after the other
+/// may meet some that were closed between the two stores.
+const LOOKS: u32 = 4;
 
 /// How long the judge waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// For the outbox and Kafka to run empty.
     pub settle: Duration,
-    /// Before the second look that a finding about two stores gets.
+    /// For as long as this, a finding about two stores is looked at again.
     pub second_look: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { settle: Duration::from_secs(120), second_look: Duration::from_secs(2) }
+        // The auditor compares claims with rows every five seconds, and a closed order's claim may wait for it.
+        Self { settle: Duration::from_secs(120), second_look: Duration::from_secs(6) }
     }
 }
 
@@ -49,30 +59,9 @@ pub struct Case<'a, W> {
     pub sale: SaleId,
     pub record: &'a ClientRecord,
     pub setting: Setting,
-    /// From the start of the sale to the last new row, as [`watch_rows`] sees it.
+    /// From the start of the sale to the last new row, as [`super::timeline::Watch`] sees it.
     pub last_rise: &'a Mutex<Duration>,
     pub patience: Patience,
-}
-
-/// Watches the ledger fill, until dropped: notes when the number of units held by rows last rose.
-pub async fn watch_rows<W: Witness>(
-    witness: &W,
-    sale: SaleId,
-    start: Instant,
-    last_rise: &Mutex<Duration>,
-) -> Infallible {
-    let mut ticks = interval(Duration::from_millis(100));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut seen = 0;
-    loop {
-        ticks.tick().await;
-        // A ledger that does not answer now is asked again at the next tick.
-        let Ok(Some(sold)) = witness.sold(sale).await else { continue };
-        if sold > seen {
-            seen = sold;
-            *last_rise.lock().unwrap_or_else(PoisonError::into_inner) = start.elapsed();
-        }
-    }
 }
 
 impl<W: Witness> Case<'_, W> {
@@ -85,13 +74,15 @@ impl<W: Witness> Case<'_, W> {
         };
         told.unreadable = self.unreadable(SAMPLE).await;
         let redis = self.witness.redis(self.sale).await.context("Redis does not answer")?;
-        let demand =
-            self.record.told_sold_out() || self.record.accepted_units(self.plan) >= u64::from(self.setting.stock);
-        let mut snapshot = Snapshot { ledger, redis, flow, client: Some(&told), demand_reached_stock: Some(demand) };
-        if is_broken(&promises::check(&snapshot)) {
+        let demand_reached_stock = self.record.reached(self.plan, self.setting.stock);
+        let mut snapshot = Snapshot { ledger, redis, flow, client: Some(&told), demand_reached_stock };
+        for _ in 0..LOOKS {
+            if !is_broken(&promises::check(&snapshot)) {
+                break;
+            }
             // The two stores cannot be read at one instant, and the auditor may be at work: what is really broken
             // still is when looked at again.
-            sleep(self.patience.second_look).await;
+            sleep(self.patience.second_look / LOOKS).await;
             snapshot.ledger = self.witness.ledger(self.sale).await?.context("the ledger forgot the sale")?;
             snapshot.redis = self.witness.redis(self.sale).await?;
         }
@@ -102,11 +93,12 @@ impl<W: Witness> Case<'_, W> {
         let short = promises::shortfalls(&snapshot);
         // Kafka that cannot be seen is no reason to fail; orders that are seen waiting are.
         let settled = snapshot.flow.is_none_or(Flow::is_settled);
-        let mut report = self.report(promises::check(&snapshot), settled);
-        // The watch looks ten times a second; no row can be older than the answer that it follows from.
-        let rows_took = (*self.last_rise.lock().unwrap_or_else(PoisonError::into_inner)).max(self.record.last_accepted);
+        let checks = self.checks(Some(&snapshot.ledger));
+        let mut report = self.report(promises::check(&snapshot), checks, settled);
+        let rows_took = *self.last_rise.lock().unwrap_or_else(PoisonError::into_inner);
         report.rates.persisted = per_second(snapshot.ledger.orders.len() as u64, rows_took);
         report.orders = orders;
+        report.unanswered_orders = unanswered(&snapshot.ledger, &told);
         report.oversold = short.oversold;
         report.unsold = Some(short.unsold);
         report.duplicates = short.duplicates;
@@ -139,13 +131,10 @@ impl<W: Witness> Case<'_, W> {
         let mut accepted: Vec<_> = self.record.accepted.iter().copied().collect();
         accepted.sort_unstable();
         let step = accepted.len().div_ceil(most.max(1)).max(1);
-        let mut unreadable = Vec::new();
-        for (order, buyer) in accepted.into_iter().step_by(step) {
-            if self.read(order, buyer).await.is_none() {
-                unreadable.push(order);
-            }
-        }
-        unreadable
+        let read = async |(order, buyer)| (order, self.read(order, buyer).await.is_some());
+        let asked = futures_util::stream::iter(accepted.into_iter().step_by(step)).map(read);
+        let answers: Vec<_> = asked.buffer_unordered(AT_ONCE).collect().await;
+        answers.into_iter().filter(|(_, readable)| !readable).map(|(order, _)| order).collect()
     }
 
     /// The state of an order as its buyer reads it, from any node that answers.
@@ -197,17 +186,23 @@ impl<W: Witness> Case<'_, W> {
             let (holds, detail) = found(name);
             Finding { name, holds, detail }
         });
-        let mut report = self.report(findings.to_vec(), true);
+        let mut report = self.report(findings.to_vec(), self.checks(None), true);
         report.orders = orders;
         report.lost = lost;
         report.dishonoured = dishonoured;
         Ok(report)
     }
 
-    fn report(&self, promises: Vec<Finding>, settled: bool) -> Report {
+    /// What this run has to show besides the promises.
+    fn checks(&self, ledger: Option<&LedgerView>) -> Vec<Finding> {
+        self.record.waiting.map_or_else(Vec::new, |waiting| {
+            vec![checks::orders_ended(waiting), checks::moves_kept(self.record, ledger)]
+        })
+    }
+
+    fn report(&self, promises: Vec<Finding>, checks: Vec<Finding>, settled: bool) -> Report {
         let record = self.record;
         let accepted = distinct(record);
-        let refused: u64 = record.refused.values().sum();
         let Setting { broker, redis_fsync, nodes, stock } = self.setting.clone();
         Report {
             broker,
@@ -217,8 +212,12 @@ impl<W: Witness> Case<'_, W> {
             requests: record.requests,
             accepted,
             refused: record.refused.clone(),
+            http: record.http.clone(),
+            no_answer: record.no_answer,
             unconfirmed: record.unconfirmed,
             orders: BTreeMap::new(),
+            afterwards: record.afterwards(),
+            unanswered_orders: 0,
             oversold: 0,
             unsold: None,
             duplicates: 0,
@@ -226,28 +225,32 @@ impl<W: Witness> Case<'_, W> {
             dishonoured: 0,
             http_5xx: record.http_5xx,
             client_errors: record.client_errors,
-            rates: Rates {
-                accepted: per_second(accepted, record.last_accepted),
-                refused: per_second(refused, record.last_refused),
-                persisted: 0,
-            },
+            rates: Rates { accepted: record.accepted_per_second(), refused: record.refused_per_second(), persisted: 0 },
             latency_ms: Latencies {
                 accepted: Quantiles::of(&record.accepted_us),
                 refused: Quantiles::of(&record.refused_us),
             },
-            verdict: Verdict::of(&promises, accepted, settled),
+            latency_distribution: Distributions {
+                accepted: Distribution::of(&record.accepted_us),
+                refused: Distribution::of(&record.refused_us),
+            },
+            timeline: Timeline::default(),
+            machine: Machine::default(),
+            verdict: Verdict::of(promises.iter().chain(&checks), accepted, settled),
             promises,
+            checks,
+            sales: Vec::new(),
             settled,
         }
     }
 }
 
-/// An order as its buyer sees it.
-#[derive(Debug, Deserialize)]
-struct Seen {
-    order_id: OrderId,
-    status: OrderStatus,
-    reason: Option<Reason>,
+/// Orders that no 202 named. Those of buyers who always got an answer are a broken promise, and not counted here.
+fn unanswered(ledger: &LedgerView, told: &ClientView) -> u64 {
+    let named: HashSet<OrderId> = told.answers.iter().map(|answer| answer.order).collect();
+    let without: HashSet<&UserId> = told.unconfirmed.iter().collect();
+    let unnamed = |order: &&OrderFact| !named.contains(&order.id) && without.contains(&order.user);
+    ledger.orders.iter().filter(unnamed).count() as u64
 }
 
 fn distinct(record: &ClientRecord) -> u64 {
@@ -261,6 +264,6 @@ fn is_broken(findings: &[Finding]) -> bool {
     findings.iter().any(|finding| finding.holds == Standing::Broken)
 }
 
-const fn holds_if(kept: bool) -> Standing {
+pub(super) const fn holds_if(kept: bool) -> Standing {
     if kept { Standing::Holds } else { Standing::Broken }
 }

@@ -177,6 +177,13 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_is_too_long_is_demand_and_no_fault_that_the_reserve_bridges() {
+        let answer = |contact| Answer { outcome: Outcome::NotTried, news: None, contact };
+        assert!(steps_in(&answer(Contact::Silent)));
+        assert!(!steps_in(&answer(Contact::Crowded)));
+    }
+
+    #[test]
     fn a_reserve_that_is_gone_is_a_fault_and_never_sold_out() {
         assert_eq!(settle(Reserved::Exhausted, Outcome::Cold), Outcome::Cold);
         assert_eq!(settle(Reserved::Refused(Refusal::Ended), Outcome::Cold), Outcome::Refused(Refusal::Ended));

@@ -43,7 +43,9 @@ const CLAIMED: &str = "
       AND created_at < clock_timestamp() - $2 * interval '1 millisecond'";
 
 const OVERDUE: &str = "
-    SELECT EXISTS (SELECT FROM orders WHERE sale_id = $1 AND status = 'created' AND pay_before < clock_timestamp())";
+    SELECT count(*) FROM (
+        SELECT FROM orders WHERE sale_id = $1 AND status = 'created' AND pay_before < clock_timestamp() LIMIT $2
+    ) AS overdue";
 
 /// The stock row first, as in every other writer: two that took the rows in another order would wait for each other.
 /// Each order goes home to the pool that it was sold from.
@@ -105,9 +107,10 @@ impl Ledger {
         Ok(rows.iter().map(claimed).collect::<Result<_, _>>()?)
     }
 
-    /// Whether an order of the sale is unpaid beyond its time, by PostgreSQL's clock.
-    pub async fn has_overdue(&self, sale: SaleId) -> Result<bool, Error> {
-        Ok(sqlx::query_scalar(OVERDUE).bind(sale.get()).fetch_one(&self.pool).await?)
+    /// How many orders of the sale are unpaid beyond their time, by PostgreSQL's clock. Counts no further than `most`.
+    pub async fn overdue(&self, sale: SaleId, most: u32) -> Result<u64, Error> {
+        let query = sqlx::query_scalar::<_, i64>(OVERDUE).bind(sale.get()).bind(i64::from(most));
+        Ok(query.fetch_one(&self.pool).await?.unsigned_abs())
     }
 
     /// Closes at most `most` overdue orders as `expired` and puts their units back.

@@ -42,28 +42,36 @@ impl fmt::Display for Job {
     }
 }
 
-/// Of one job in one run.
+/// Of one job in one run, in the things that it is about: sales, orders or claims.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figure {
+    /// Looked at.
+    pub checked: u64,
+    /// Not as it should be. At most the limit of repairs for one run.
     pub found: u64,
     pub repaired: u64,
 }
 
-/// Of all jobs in one run. Jobs that found nothing are missing.
+/// Of all jobs in one run. Jobs that had no turn are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures(pub BTreeMap<Job, Figure>);
 
 impl Figures {
-    pub(super) fn found(&mut self, job: Job, count: usize) {
-        if count > 0 {
-            self.0.entry(job).or_default().found += count as u64;
-        }
+    pub(super) fn checked(&mut self, job: Job, checked: usize, found: usize) {
+        let figure = self.0.entry(job).or_default();
+        figure.checked += checked as u64;
+        figure.found += found as u64;
     }
 
     pub(super) fn repaired(&mut self, job: Job, count: u64) {
         if count > 0 {
             self.0.entry(job).or_default().repaired += count;
         }
+    }
+
+    /// Whether nothing was found.
+    pub fn is_clean(&self) -> bool {
+        self.0.values().all(|figure| figure.found == 0)
     }
 
     /// What one job has done.
@@ -75,6 +83,7 @@ impl Figures {
 /// Counters of the auditor.
 #[derive(Clone)]
 pub struct Metrics {
+    checked: IntCounterVec,
     found: IntCounterVec,
     repaired: IntCounterVec,
     rebuild_seconds: Histogram,
@@ -93,14 +102,16 @@ impl Metrics {
         ))?;
         registry.register(Box::new(rebuild_seconds.clone()))?;
         Ok(Self {
+            checked: counter("seckill_reconcile_checked_total", "Sales, orders and claims that were looked at")?,
             found: counter("seckill_reconcile_found_total", "Things to be repaired, each run they are seen in")?,
             repaired: counter("seckill_reconcile_repaired_total", "Things repaired")?,
             rebuild_seconds,
         })
     }
 
-    pub(super) fn found(&self, figures: &Figures) {
+    pub(super) fn inspected(&self, figures: &Figures) {
         for (job, figure) in &figures.0 {
+            self.checked.with_label_values(&[job.as_str()]).inc_by(figure.checked);
             self.found.with_label_values(&[job.as_str()]).inc_by(figure.found);
         }
     }

@@ -37,8 +37,8 @@ pub struct Inspection {
     /// Of Redis.
     pub generation: i64,
     pub rebuild: Option<Reason>,
-    /// There are unpaid orders beyond their time.
-    pub overdue: bool,
+    /// Unpaid orders beyond their time.
+    pub overdue: u64,
     /// Claims, older than the grace, without a row.
     pub orphans: Vec<Held>,
     /// Claims of orders that hold nothing (any more), or nothing of Redis.
@@ -47,22 +47,32 @@ pub struct Inspection {
     pub short_total: bool,
     /// The reserve is of no more use where it is.
     pub idle_reserve: bool,
+    /// Which jobs had their turn, and how much there was to look at.
+    turns: Turns,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Turns {
+    /// Redis sells at the ledger's generation.
+    selling: bool,
+    /// Claims, where they were compared with rows.
+    claims: Option<usize>,
 }
 
 impl Inspection {
-    pub fn is_clean(&self) -> bool {
-        self.figures().0.is_empty()
-    }
-
-    /// What was found, by job.
+    /// What was looked at and found, by job.
     pub fn figures(&self) -> Figures {
         let mut figures = Figures::default();
-        figures.found(Job::Expire, usize::from(self.overdue));
-        figures.found(Job::Rebuild, usize::from(self.rebuild.is_some()));
-        figures.found(Job::Republish, self.orphans.len());
-        figures.found(Job::Release, self.closed.len());
-        figures.found(Job::Total, usize::from(self.short_total));
-        figures.found(Job::Move, usize::from(self.idle_reserve));
+        figures.checked(Job::Expire, 1, usize::try_from(self.overdue).unwrap_or(usize::MAX));
+        figures.checked(Job::Rebuild, 1, usize::from(self.rebuild.is_some()));
+        if self.turns.selling {
+            figures.checked(Job::Move, 1, usize::from(self.idle_reserve));
+        }
+        if let Some(claims) = self.turns.claims {
+            figures.checked(Job::Republish, claims, self.orphans.len());
+            figures.checked(Job::Release, claims, self.closed.len());
+            figures.checked(Job::Total, 1, usize::from(self.short_total));
+        }
         figures
     }
 }
@@ -75,17 +85,18 @@ impl Auditor {
         if row.generation == 0 || self.is_past_retention(sale) {
             return Ok(found);
         }
-        found.overdue = self.ledger.has_overdue(sale.id).await?;
+        found.overdue = self.ledger.overdue(sale.id, self.settings.max_repairs).await?;
         match self.stock.probe(sale.id).await? {
             None => found.rebuild = Some(Reason::Cold),
             Some(news) if news.epoch.generation != row.generation => found.rebuild = Some(Reason::Generation),
             Some(news) => {
                 found.generation = news.epoch.generation;
+                found.turns.selling = true;
                 found.idle_reserve = row.reserve > 0 && (news.remaining == 0 || self.is_near_the_end(sale));
                 self.inspect_holdings(sale, row, deep, &mut found).await?;
             }
         }
-        self.metrics.found(&found.figures());
+        self.metrics.inspected(&found.figures());
         Ok(found)
     }
 
@@ -102,6 +113,7 @@ impl Auditor {
         // Ledger before Redis: a claim is older than its row.
         let expected = self.ledger.claimed(sale.id, self.settings.grace_ms).await?;
         let Some(holdings) = self.stock.holdings(sale.id).await? else { return Ok(()) };
+        found.turns.claims = Some(holdings.claims.len());
         found.short_total = holdings.total < row.redis_total;
         let claimed: HashSet<OrderId> = holdings.claims.iter().map(|held| held.order).collect();
 

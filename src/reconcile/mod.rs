@@ -122,7 +122,7 @@ impl Auditor {
     /// Looks at one sale and does what is to be done. `deep`: compares claims and rows, too.
     pub async fn run_once(&self, sale: &Sale, deep: bool) -> Result<Figures, Error> {
         let found = self.inspect(sale, deep).await?;
-        if found.is_clean() {
+        if found.figures().is_clean() {
             return Ok(found.figures());
         }
         let options = lock::Options {
@@ -154,7 +154,7 @@ impl Auditor {
 
     async fn repair(&self, sale: &Sale, found: Inspection, fence: &Fence) -> Result<Figures, Error> {
         let mut figures = found.figures();
-        if found.overdue {
+        if found.overdue > 0 {
             figures.repaired(Job::Expire, self.expire(sale.id, fence).await?);
         }
         if let Some(reason) = found.rebuild {

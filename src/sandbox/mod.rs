@@ -31,6 +31,7 @@ mod proxy;
 mod redis;
 mod server;
 mod shared;
+mod trap;
 mod tree;
 
 pub use environment::env_for;
@@ -42,6 +43,7 @@ pub use process::Process;
 pub use proxy::Proxy;
 pub use redis::{Fsync, Redis, RedisOptions};
 pub use shared::shared;
+pub use trap::{Held, Moment, Set, Spot};
 
 use crate::config::Settings;
 use folder::Folder;
@@ -188,6 +190,17 @@ impl Sandbox {
         }
         if let Some(Ok(brokers)) = self.kafka.as_ref().map(Kafka::proxied_brokers) {
             settings.kafka.brokers = brokers;
+        }
+        settings
+    }
+
+    /// The same settings with Redis reached through its other proxy.
+    pub fn by_the_side(&self, settings: &Settings) -> Settings {
+        let mut settings = settings.clone();
+        if let Some((server, side)) =
+            self.redis.as_ref().and_then(|redis| redis.owned().ok().zip(redis.side_proxy().ok()))
+        {
+            settings.redis.url = detour(&settings.redis.url, server.port(), side.port());
         }
         settings
     }

@@ -1,10 +1,11 @@
-//! A TCP proxy on the loopback address that can cut a server off, or make it fall silent.
+//! A TCP proxy on the loopback address that can cut a server off, make it fall silent, or hold a connection at a
+//! chosen request.
 //!
 //! Guaranteed: after [`Proxy::cut`] no byte passes and no connection is accepted until [`Proxy::heal`]. It runs on a
 //! thread of its own, so it works under any runtime of the caller, also a blocked one.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as Listener};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use anyhow::Context;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::ports;
+use super::trap::{Moment, Set, Snare, Spot, Watcher, Withheld};
 
 /// The thread of all proxies. `None` when the system refuses another thread.
 static RUNTIME: LazyLock<Option<Runtime>> = LazyLock::new(|| {
@@ -40,6 +42,7 @@ pub struct Proxy {
     mode: watch::Sender<Mode>,
     applied: watch::Receiver<Mode>,
     strandings: watch::Sender<()>,
+    snare: Arc<Snare>,
     task: JoinHandle<()>,
 }
 
@@ -55,8 +58,10 @@ impl Proxy {
         let (strandings, stranded) = watch::channel(());
         let _entered = runtime.enter();
         let listener = TcpListener::from_std(listener)?;
-        let task = runtime.spawn(serve(listener, port, target, asked, done, stranded));
-        Ok(Self { port, mode, applied, strandings, task })
+        let snare = Arc::new(Snare::default());
+        let way = Way { target, snare: Arc::clone(&snare), mode: asked, stranded };
+        let task = runtime.spawn(serve(listener, port, way, done));
+        Ok(Self { port, mode, applied, strandings, snare, task })
     }
 
     /// The port to connect to instead of the server's own.
@@ -91,6 +96,11 @@ impl Proxy {
         self.strandings.send_replace(());
     }
 
+    /// Sets a trap for the next request of this kind, instead of one that was set before.
+    pub fn trap(&self, spot: Spot, moment: Moment) -> Set {
+        self.snare.set(spot, moment)
+    }
+
     async fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
         let mut applied = self.applied.clone();
@@ -105,19 +115,21 @@ impl Drop for Proxy {
     }
 }
 
-/// Accepts connections while the mode allows it. Dropping the set of pipes ends and closes all of them.
-async fn serve(
-    listener: TcpListener,
-    port: u16,
+/// What every connection needs to know.
+#[derive(Clone)]
+struct Way {
     target: SocketAddr,
-    mut mode: watch::Receiver<Mode>,
-    done: watch::Sender<Mode>,
+    snare: Arc<Snare>,
+    mode: watch::Receiver<Mode>,
     stranded: watch::Receiver<()>,
-) {
+}
+
+/// Accepts connections while the mode allows it. Dropping the set of pipes ends and closes all of them.
+async fn serve(listener: TcpListener, port: u16, mut way: Way, done: watch::Sender<Mode>) {
     let mut listener = Some(listener);
     let mut pipes = JoinSet::new();
     loop {
-        let now = *mode.borrow_and_update();
+        let now = *way.mode.borrow_and_update();
         if now == Mode::Cut {
             listener = None;
             pipes.shutdown().await;
@@ -126,10 +138,10 @@ async fn serve(
         }
         done.send_replace(now);
         tokio::select! {
-            changed = mode.changed() => if changed.is_err() { return },
+            changed = way.mode.changed() => if changed.is_err() { return },
             accepted = accept(listener.as_ref()) => {
                 if let Some(client) = accepted {
-                    pipes.spawn(pipe(client, target, mode.clone(), stranded.clone()));
+                    pipes.spawn(pipe(client, way.clone()));
                 }
             }
             Some(_) = pipes.join_next() => {}
@@ -157,53 +169,82 @@ async fn accept(listener: Option<&TcpListener>) -> Option<TcpStream> {
 }
 
 /// One connection. It ends as soon as either direction does.
-async fn pipe(
-    client: TcpStream,
-    target: SocketAddr,
-    mut mode: watch::Receiver<Mode>,
-    mut stranded: watch::Receiver<()>,
-) {
+async fn pipe(client: TcpStream, mut way: Way) {
     // Only what happens from here on concerns this connection.
-    stranded.mark_unchanged();
+    way.stranded.mark_unchanged();
     // A stalled server does not even complete the connection behind us.
-    if mode.wait_for(|now| *now != Mode::Stalled).await.is_err() {
+    if way.mode.wait_for(|now| *now != Mode::Stalled).await.is_err() {
         return;
     }
-    let Ok(server) = TcpStream::connect(target).await else { return };
+    let Ok(server) = TcpStream::connect(way.target).await else { return };
     let (_, _) = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
+    let withheld = Withheld::default();
     tokio::select! {
-        () = copy(from_client, to_server, mode.clone(), stranded.clone(), false) => {}
-        () = copy(from_server, to_client, mode, stranded, true) => {}
+        () = pass_requests(from_client, to_server, way.clone(), &withheld) => {}
+        () = pass_answers(from_server, to_client, way, &withheld) => {}
     }
 }
 
-/// Passes one direction on. An answer that was thrown away leaves a hole, so that connection ends with the muting.
-async fn copy(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    mut mode: watch::Receiver<Mode>,
-    mut stranded: watch::Receiver<()>,
-    replies: bool,
-) {
+/// Passes on what the client says, and holds it at the request that a trap was set for.
+async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: Way, withheld: &Withheld) {
     let mut buffer = vec![0; 64 * 1024];
-    let mut muting = mode.clone();
-    let mut hole = false;
-    loop {
-        let read = tokio::select! {
-            read = from.read(&mut buffer) => Some(read.unwrap_or(0)),
-            _ = muting.wait_for(|now| *now != Mode::Mute), if hole => return,
-            Ok(()) = stranded.changed() => None,
+    let mut watcher = Watcher::default();
+    while let Some(passing) = read(&mut from, &mut buffer, &mut way).await {
+        let trap = way.snare.spring(&mut watcher, passing);
+        let (before, after) = match trap {
+            Some(trap) if trap.moment == Moment::Before => (Some(trap), None),
+            other => (None, other),
         };
-        let Some(read) = read else { return std::future::pending().await };
-        if read == 0 || mode.wait_for(|now| *now != Mode::Stalled).await.is_err() {
+        if let Some(trap) = before
+            && !trap.hold().await
+        {
             return;
         }
-        if replies && *mode.borrow() == Mode::Mute {
+        if to.write_all(passing).await.is_err() {
+            return;
+        }
+        // No answer to this can have been read yet: both directions are one task.
+        if let Some(trap) = after {
+            withheld.next_answer(trap);
+        }
+    }
+}
+
+/// Passes on what the server says. An answer that was thrown away leaves a hole, so that connection ends with the muting.
+async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: Way, withheld: &Withheld) {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut muting = way.mode.clone();
+    let mut hole = false;
+    loop {
+        let passing = tokio::select! {
+            passing = read(&mut from, &mut buffer, &mut way) => passing,
+            _ = muting.wait_for(|now| *now != Mode::Mute), if hole => return,
+        };
+        let Some(passing) = passing else { return };
+        if let Some(trap) = withheld.take() {
+            if trap.is_put_off(passing) {
+                way.snare.put(trap);
+            } else if !trap.hold().await {
+                return;
+            }
+        }
+        if *muting.borrow() == Mode::Mute {
             hole = true;
-        } else if to.write_all(&buffer[..read]).await.is_err() {
+        } else if to.write_all(passing).await.is_err() {
             return;
         }
     }
+}
+
+/// What comes next, once it may pass; `None` at the end.
+async fn read<'a>(from: &mut OwnedReadHalf, buffer: &'a mut [u8], way: &mut Way) -> Option<&'a [u8]> {
+    let read = tokio::select! {
+        read = from.read(buffer) => Some(read.unwrap_or(0)),
+        Ok(()) = way.stranded.changed() => None,
+    };
+    let Some(read) = read else { return std::future::pending().await };
+    let may_pass = way.mode.wait_for(|now| *now != Mode::Stalled).await.is_ok();
+    (read > 0 && may_pass).then_some(&buffer[..read])
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use rustix::process::Signal;
 
 use super::folder::Folder;
-use super::server::{Manners, Server, in_path, not_owned, port_and_proxy};
+use super::server::{Manners, Server, in_path, local, not_owned, port_and_proxy};
 use super::{Proxy, ports};
 
 const NAME: &str = "redis";
@@ -53,11 +53,13 @@ pub struct Redis {
     url: String,
     options: RedisOptions,
     server: Option<Server>,
+    /// A second way to it, for those who must not be cut off together with the others.
+    side: Option<Proxy>,
 }
 
 impl Redis {
     pub(super) fn given(url: String) -> Self {
-        Self { url, options: RedisOptions::default(), server: None }
+        Self { url, options: RedisOptions::default(), server: None, side: None }
     }
 
     pub(super) async fn start(folder: Arc<Folder>, options: RedisOptions) -> anyhow::Result<Self> {
@@ -69,7 +71,8 @@ impl Redis {
         let cluster_port = ports::free_port()?;
         let recipe = move || command(&program, &data, port, options, cluster_port);
         let server = Server::new(NAME, folder, port, proxy, MANNERS, recipe);
-        let redis = Self { url: format!("redis://127.0.0.1:{port}"), options, server: Some(server) };
+        let side = Some(Proxy::start(local(port))?);
+        let redis = Self { url: format!("redis://127.0.0.1:{port}"), options, server: Some(server), side };
         redis.restart().await?;
         Ok(redis)
     }
@@ -91,6 +94,11 @@ impl Redis {
     /// The way to it that can be cut.
     pub fn proxy(&self) -> anyhow::Result<&Proxy> {
         Ok(self.owned()?.proxy())
+    }
+
+    /// The other way to it that can be cut.
+    pub fn side_proxy(&self) -> anyhow::Result<&Proxy> {
+        self.side.as_ref().ok_or_else(|| not_owned(NAME))
     }
 
     /// `SIGKILL`. What was written stays as far as [`Fsync`] says.

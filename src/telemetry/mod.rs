@@ -91,7 +91,7 @@ mod tests {
     fn announced(format: LogFormat, settings: &Settings) -> String {
         let lines = Lines::default();
         let writer = lines.clone();
-        let telemetry = Telemetry { filter: "info".to_owned(), format };
+        let telemetry = Telemetry { filter: "info".to_owned(), format, bind: None };
         let logs = logs(&telemetry, move || writer.clone()).expect("a filter");
         tracing::dispatcher::with_default(&logs, || announce("serve", settings));
         let bytes = lines.0.lock().expect("no panic").clone();
@@ -137,10 +137,10 @@ mod tests {
 
     #[test]
     fn logging_may_be_started_twice_and_refuses_a_bad_filter() {
-        let good = Telemetry { filter: "off".to_owned(), format: LogFormat::Text };
+        let good = Telemetry { filter: "off".to_owned(), format: LogFormat::Text, bind: None };
         assert!(init(&good).is_ok());
         assert!(init(&good).is_ok());
-        let bad = Telemetry { filter: "seckill=loud".to_owned(), format: LogFormat::Text };
+        let bad = Telemetry { filter: "seckill=loud".to_owned(), format: LogFormat::Text, bind: None };
         assert!(init(&bad).is_err());
     }
 

@@ -14,6 +14,8 @@ mod recording;
 
 mod reserve;
 
+mod reserve_races;
+
 mod stock;
 
 mod world;

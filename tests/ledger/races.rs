@@ -98,7 +98,7 @@ async fn inject(world: &World, code: &str, times: i64) {
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&world.outside).await.unwrap();
 }
 
-fn figure(world: &World, name: &str) -> f64 {
+pub fn figure(world: &World, name: &str) -> f64 {
     let registry = prometheus::Registry::new();
     world.ledger.metrics().register(&registry).unwrap();
     let families = registry.gather();

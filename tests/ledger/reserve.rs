@@ -1,7 +1,9 @@
 //! Purchases from the reserve, beside everything else that happens to the same row.
 
 use seckill::catalogue::SaleChange;
-use seckill::domain::{Accepted, OrderId, OrderStatus, Pool, Purchase, Reason, Refusal, RequestKey, SaleId, SaleState};
+use seckill::domain::{
+    Accepted, OrderId, OrderMessage, OrderStatus, Pool, Purchase, Reason, Refusal, RequestKey, SaleId, SaleState,
+};
 use seckill::ledger::{Error, Ledger, Reserved};
 use time::{Duration, OffsetDateTime};
 
@@ -9,18 +11,18 @@ use crate::world::{World, count, message, messages, user};
 
 const OPEN: SaleChange = SaleChange { state: Some(SaleState::Open), starts_at: None, ends_at: None };
 
-async fn open(world: &World, units: u32, reserve: u32) -> SaleId {
+pub async fn open(world: &World, units: u32, reserve: u32) -> SaleId {
     let sale = world.sale_with(units, reserve).await;
     world.catalogue.change(sale, OPEN).await.unwrap();
     sale
 }
 
 /// One unit for one user, under the id that `message` gives to the same number.
-fn purchase(sale: SaleId, number: usize) -> Purchase {
+pub fn purchase(sale: SaleId, number: usize) -> Purchase {
     Purchase { order: message(sale, number).id, user: user(number), quantity: 1, generation: 1, request: None }
 }
 
-fn keyed(sale: SaleId, number: usize, key: &str, fingerprint: &str) -> Purchase {
+pub fn keyed(sale: SaleId, number: usize, key: &str, fingerprint: &str) -> Purchase {
     let request = RequestKey { key: key.to_owned(), fingerprint: fingerprint.to_owned() };
     let order = OrderId::derived(sale, &user(number), key, 1);
     Purchase { order, request: Some(request), ..purchase(sale, number) }
@@ -30,11 +32,11 @@ fn spare(sale: SaleId, number: u64) -> OrderId {
     OrderId::mint(sale, 2_000_000_000, number)
 }
 
-async fn ask(ledger: &Ledger, sale: SaleId, purchase: &Purchase) -> Reserved {
+pub async fn ask(ledger: &Ledger, sale: SaleId, purchase: &Purchase) -> Reserved {
     ledger.reserve_purchase(sale, purchase.clone(), spare(sale, 1)).await.unwrap()
 }
 
-fn accepted(purchase: &Purchase, replayed: bool) -> Reserved {
+pub fn accepted(purchase: &Purchase, replayed: bool) -> Reserved {
     Reserved::Accepted(Accepted { order: purchase.order, quantity: purchase.quantity, replayed })
 }
 
@@ -130,6 +132,31 @@ async fn an_id_that_was_rejected_is_not_used_again() {
     assert_eq!((accepted.order, accepted.replayed), (spare(sale, 1), false));
     assert_eq!(world.ledger.order(late.id).await.unwrap().unwrap().reason, Some(Reason::Superseded));
     assert_eq!(world.view(sale).await.reserve, 2);
+}
+
+/// That order has come to nothing, by no fault of the buyer: the key buys.
+#[tokio::test]
+async fn a_key_whose_order_was_superseded_is_not_answered_with_it() {
+    let world = World::new("reserve_key_superseded").await;
+    let sale = open(&world, 10, 3).await;
+    world.ledger.open_generation(sale, 1, None).await.unwrap();
+    let asked = keyed(sale, 1, "checkout", "one");
+    let late = OrderMessage { id: asked.order, request: asked.request.clone(), ..message(sale, 1) };
+    assert_eq!(world.ledger.record(&[late]).await.unwrap().superseded, 1);
+    let derived = OrderId::derived(sale, &user(1), "checkout", 2);
+    assert_eq!(ask(&world.ledger, sale, &asked).await, accepted(&Purchase { order: derived, ..asked }, false));
+}
+
+/// The unit of such an order was never in Redis, but who repeats his key there must hear of the order.
+#[tokio::test]
+async fn redis_is_warmed_with_the_keys_of_the_reserve_and_not_with_its_orders() {
+    let world = World::new("reserve_warm").await;
+    let sale = open(&world, 10, 3).await;
+    let asked = keyed(sale, 1, "checkout", "one");
+    ask(&world.ledger, sale, &asked).await;
+    let warm = world.ledger.open_generation(sale, 1, None).await.unwrap();
+    assert_eq!(warm.requests.iter().map(|request| request.order).collect::<Vec<_>>(), [asked.order]);
+    assert_eq!((warm.claims, warm.total, warm.available), (Vec::new(), 7, 7));
 }
 
 #[tokio::test]

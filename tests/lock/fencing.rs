@@ -40,6 +40,8 @@ async fn a_guarded_write_is_refused_once_a_greater_token_was_claimed() {
     fence::claim(world.pool(), "r", 2, "bob").await.unwrap();
     assert!(overtaken(&fence::guard(&mut connection, "r", 1, "ann").await));
     fence::guard(&mut connection, "r", 2, "bob").await.unwrap();
+    fence::claim(world.pool(), "r", 3, "bob").await.unwrap();
+    assert!(overtaken(&fence::guard(&mut connection, "r", 2, "bob").await), "an older token of the same name");
 }
 
 /// There is no moment between the check and the write.

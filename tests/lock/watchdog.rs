@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use seckill::lock::{Lost, Name, Options, Released};
+use seckill::sandbox::{Moment, Spot};
 
-use crate::world::{LONG, World, lasting, until, waiting, within};
+use crate::world::{LONG, PATIENCE, World, lasting, until, waiting, within};
 
 #[tokio::test]
 async fn a_held_lock_outlives_its_ttl() {
@@ -77,13 +78,32 @@ async fn the_deadline_of_a_holder_comes_before_redis_forgets_the_lock() {
     let world = World::new("deadline").await;
     let guard = world.acquire(lasting(900)).await;
     for _ in 0..50 {
-        let deadline = guard.deadline();
-        let left = Duration::from_millis(world.pttl().await.try_into().unwrap());
-        // Redis counted `left` at some moment before the answer came: the lock ends by then at the latest.
-        let answered = Instant::now();
-        assert!(deadline <= answered + left, "{deadline:?} {answered:?} {left:?}");
+        world.assert_ends_by(guard.deadline()).await;
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Redis has counted since before the answer, however long that was under way.
+#[tokio::test]
+async fn an_answer_that_was_long_under_way_lengthens_no_lease() {
+    let world = World::with_own_redis("slow_answers").await;
+    let acquire = world.proxy().trap(Spot::Script(include_str!("../../lua/lock_acquire.lua")), Moment::After);
+    let (lock, name) = (world.lock.clone(), world.name.clone());
+    let options = Options { ttl: Duration::from_secs(6), ..waiting(LONG) };
+    let acquiring = tokio::spawn(async move { lock.acquire(&name, options).await });
+    let held = acquire.held(PATIENCE).await.unwrap();
+    until("a part of the lease is over", async || world.pttl().await < 5_700).await;
+    held.let_go();
+    let guard = within("an answer", acquiring).await.unwrap().unwrap();
+    let first = guard.deadline();
+    world.assert_ends_by(first).await;
+
+    let renew = world.proxy().trap(Spot::Script(include_str!("../../lua/lock_renew.lua")), Moment::After);
+    let held = renew.held(PATIENCE).await.unwrap();
+    until("a part of the next lease is over", async || world.pttl().await < 5_700).await;
+    held.let_go();
+    until("it is renewed", async || guard.deadline() > first).await;
+    world.assert_ends_by(guard.deadline()).await;
 }
 
 #[tokio::test]

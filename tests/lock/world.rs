@@ -125,6 +125,14 @@ impl World {
         self.redis.clone().pttl(keys::lock(&self.name)).await.unwrap()
     }
 
+    /// A holder that believes in its lock until `deadline` stops before Redis lets another in.
+    pub async fn assert_ends_by(&self, deadline: Instant) {
+        let left = Duration::from_millis(self.pttl().await.try_into().unwrap());
+        // Redis counted `left` at some moment before its answer came.
+        let answered = Instant::now();
+        assert!(deadline <= answered + left, "{deadline:?} {answered:?} {left:?}");
+    }
+
     /// Whether an acquisition was ended with this word.
     pub async fn gone(&self, word: &str) -> bool {
         let mut redis = self.redis.clone();

@@ -77,7 +77,7 @@ impl Ground {
         let offer = Offer {
             name: "a sale to be measured".to_owned(),
             stock: units,
-            reserve: 0,
+            reserve: Some(0),
             max_quantity: 1,
             starts_in: STARTS_IN,
             lasts: LASTS,

@@ -149,7 +149,10 @@ impl Display for Entry {
 mod tests {
     use std::collections::BTreeMap;
 
+    use seckill::drive::distribution::Distributions;
+    use seckill::drive::machine::Machine;
     use seckill::drive::report::{Latencies, Quantiles, Rates};
+    use seckill::drive::timeline::Timeline;
 
     use super::*;
 
@@ -186,9 +189,13 @@ mod tests {
             client_errors: 0,
             rates: Rates::default(),
             latency_ms: Latencies { accepted: none, refused: none },
+            latency_distribution: Distributions::default(),
+            timeline: Timeline::default(),
+            machine: Machine::default(),
             promises: vec![Finding { name: broken, holds: Standing::Broken, detail: String::new() }],
             verdict: Verdict::Fail,
             settled: true,
+            ..Report::default()
         }
     }
 

@@ -45,13 +45,15 @@ fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
         settings.telemetry.filter = "info".to_owned();
     }
     let proxied = sandbox.proxied(&settings);
-    // The witness and the auditor see Redis whatever is cut; of the nodes, the first one does.
+    // The witness sees Redis whatever is cut, and so does the auditor, on a way of its own; of the nodes, the first one.
     if part != "stage" {
         settings.postgres.url = proxied.postgres.url;
         settings.kafka.brokers = proxied.kafka.brokers;
     }
     if matches!(part, "node-1" | "relay") {
         settings.redis.url = proxied.redis.url;
+    } else if part.starts_with("reconcile") {
+        settings = sandbox.by_the_side(&settings);
     }
     settings
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::ground::Ground;
-use super::round::{Round, until};
+use super::round::{Round, Wish, until};
 use super::{Fault, Figures, topic};
 
 pub const FAULTS: &[Fault] = &[
@@ -22,7 +22,8 @@ pub const FAULTS: &[Fault] = &[
     }),
     Fault::new("kafka-topic-recreated", "the topic is deleted with all its orders, and made anew", |g, r| {
         Box::pin(topic_recreated(g, r))
-    }),
+    })
+    .with(Wish { stock: 1_200, buyers: 2_000, window: Duration::from_secs(20), ..Wish::USUAL }),
 ];
 
 /// Figures of an outage in which the sale must go on.
@@ -61,10 +62,11 @@ async fn cut(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
-/// The consumer is away, so that the deletion takes orders with it that have no row. It comes back as a new process:
-/// librdkafka takes the leaders of a topic that was made anew for old news, as long as their epoch is the lower one.
+/// The roles run on and learn of it as it happens: the topic is gone, and then another one of the same name is there.
+/// Kafka was restarted before, so that the leaders of the new topic count from below those of the old one: that is what
+/// makes a client of the old one blind.
 async fn topic_recreated(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    ground.stage.part("consume")?.kill()?;
+    restarted(ground, round).await?;
     round.until_sold(50).await?;
     let kafka = &ground.stage.settings.kafka;
     topic::delete(kafka, &kafka.topic).await?;
@@ -72,6 +74,5 @@ async fn topic_recreated(ground: &mut Ground, round: &Round) -> anyhow::Result<F
         seckill::outbox::topics::ensure(kafka).await.is_ok() && topic::exists(kafka, &kafka.topic).await
     })
     .await?;
-    ground.stage.restart("consume")?;
     Ok(Figures::new())
 }

@@ -4,6 +4,7 @@
 //! The servers are private and real, the roles of the service are processes of their own. A fault says beforehand
 //! which promises it may cost; only a Redis that lost data may cost any, and what it cost is counted and printed.
 
+mod crashes;
 mod entry;
 mod ground;
 mod kafka;
@@ -22,10 +23,12 @@ use clap::Args;
 use seckill::demo::say;
 use serde::Serialize;
 
-use entry::Entry;
+pub use entry::Entry;
 use ground::Ground;
 use round::{Round, Wish};
 use seckill::drive::report::Verdict;
+
+use crate::report;
 
 /// What a fault measured, in its line of the report.
 pub type Figures = serde_json::Map<String, serde_json::Value>;
@@ -73,6 +76,9 @@ pub struct Faults {
     /// Writes the report as JSON to this file.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Writes the report as one HTML page, which needs nothing beside it, to this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Only the faults of this name; may be given several times.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
@@ -92,7 +98,8 @@ struct Drill {
 }
 
 fn all() -> Vec<Fault> {
-    [roles::FAULTS, redis::FAULTS, kafka::FAULTS, postgres::FAULTS, messages::FAULTS, orders::FAULTS].concat()
+    [roles::FAULTS, crashes::FAULTS, redis::FAULTS, kafka::FAULTS, postgres::FAULTS, messages::FAULTS, orders::FAULTS]
+        .concat()
 }
 
 impl Faults {
@@ -112,6 +119,10 @@ impl Faults {
             let json = serde_json::to_string_pretty(&drill)? + "\n";
             std::fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))?;
         }
+        report::write(self.html.as_deref(), || {
+            let lines: Vec<_> = chosen.iter().map(|fault| fault.about).zip(&drill.faults).collect();
+            report::drill_page(&lines, drill.verdict)
+        })?;
         let failed = drill.faults.iter().filter(|entry| entry.verdict == Verdict::Fail).count();
         say(format_args!("\n{} faults, {failed} failed", drill.faults.len()))?;
         ensure!(drill.verdict == Verdict::Pass, "promises were not kept");

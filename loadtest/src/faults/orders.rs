@@ -17,6 +17,8 @@ use super::ground::Ground;
 use super::round::{Round, Wish};
 use super::{Fault, Figures};
 
+/// How many orders are paid at the moment when they expire.
+const ENCOUNTERS: usize = 1_000;
 /// Time for others to buy, before the next rush.
 const BETWEEN: Duration = Duration::from_millis(300);
 
@@ -24,7 +26,7 @@ pub const FAULTS: &[Fault] = &[
     Fault::new("pay-against-expiry", "orders are paid at the moment when they expire", |g, r| {
         Box::pin(pay_against_expiry(g, r))
     })
-    .with(Wish::PLENTY),
+    .with(Wish { buyers: 2_400, window: Duration::from_secs(12), ..Wish::PLENTY }),
     Fault::new("cancel-and-expire-under-load", "orders are cancelled and expire while others are made", |g, r| {
         Box::pin(cancel_and_expire(g, r))
     })
@@ -64,8 +66,10 @@ async fn moved(ground: &Ground, orders: &[OrderFact], what: &str) -> anyhow::Res
 /// Who was told that the order is paid holds a paid order, now and later.
 async fn pay_against_expiry(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     let (mut paid, mut tried) = (Vec::new(), 0);
-    for _ in 0..4 {
-        let open = rush_expiry(ground, round, 400).await?;
+    while tried < ENCOUNTERS {
+        // For as long as there are buyers; where they run out, fewer have met than should.
+        round.until_sold(50).await?;
+        let open = rush_expiry(ground, round, 800).await?;
         tried += open.len();
         sleep(Duration::from_millis(150)).await;
         paid.append(&mut moved(ground, &open, "pay").await?);

@@ -18,6 +18,8 @@ use super::{Fault, Figures};
 
 /// How long Redis is away where being away is the fault.
 const AWAY: Duration = Duration::from_secs(2);
+/// The most that `everysec` leaves unsynced.
+const UNSYNCED: Duration = Duration::from_secs(2);
 
 pub const FAULTS: &[Fault] = &[
     Fault::new("redis-kill-restart", "kill -9 of Redis, and it comes back from its file", |g, r| {
@@ -39,6 +41,12 @@ pub const FAULTS: &[Fault] = &[
     Fault::new("redis-stale-replica", "Redis comes back as it was 100 purchases ago", |g, r| {
         Box::pin(stale_replica(g, r))
     })
+    .loses_data(),
+    Fault::new(
+        "redis-everysec-and-the-machine-dies",
+        "with appendfsync everysec and a slow disk, the last two seconds of the file are gone",
+        |g, r| Box::pin(every_second(g, r)),
+    )
     .loses_data(),
     Fault::new(
         "relay-stopped-across-a-rebuild",
@@ -159,6 +167,34 @@ async fn stale_replica(ground: &mut Ground, round: &Round) -> anyhow::Result<Fig
     let mut figures = come_back(ground, round, before).await?;
     figures.insert(AT_RISK.to_owned(), at_risk.into());
     Ok(figures)
+}
+
+/// With `everysec` a write is answered before it is on disk, and a sync that is still under way holds the next one off
+/// for up to two seconds. A process that dies leaves the rest to the kernel; a machine that dies does not.
+async fn every_second(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let mut redis = ground.redis().await?;
+    redis::cmd("CONFIG").arg("SET").arg("appendfsync").arg("everysec").exec_async(&mut redis).await?;
+    let file = newest(&ground.sandbox().folder().join("redis").join("appendonlydir"))?;
+    let synced = fs::metadata(&file)?.len();
+    let before = (generation(ground, round.sale).await?, round.accepted());
+    sleep(UNSYNCED).await;
+    let accepted = round.accepted() - before.1;
+    // Nothing is accepted between the count and the end.
+    redis::cmd("CLIENT").arg("PAUSE").arg(60_000).arg("WRITE").exec_async(&mut redis).await?;
+    let at_risk: u64 = redis.xlen(keys::outbox(round.sale)).await?;
+    ground.sandbox().redis().kill()?;
+    fs::File::options().write(true).open(&file)?.set_len(synced)?;
+    let mut figures = come_back(ground, round, before.0).await?;
+    figures.insert("accepted_in_the_lost_seconds".to_owned(), accepted.into());
+    figures.insert(AT_RISK.to_owned(), at_risk.into());
+    Ok(figures)
+}
+
+/// The file that grows.
+fn newest(folder: &Path) -> anyhow::Result<std::path::PathBuf> {
+    let files = fs::read_dir(folder)?.map(|file| Ok(file?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    let growing = files.into_iter().find(|file| file.to_string_lossy().ends_with(".incr.aof"));
+    growing.context("Redis has no file that grows")
 }
 
 /// A folder of files. The newest of them may grow meanwhile: Redis reads what is complete of it.

@@ -1,12 +1,21 @@
 //! Roles of the service that die, stop in their tracks, or come in numbers.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, ensure};
+use hyper::Method;
+use hyper::body::Bytes;
 use redis::AsyncCommands;
-use seckill::sandbox::Process;
+use seckill::demo::Program;
+use seckill::drive::client::Caller;
+use seckill::sandbox::{Moment, Process};
 use seckill::stock::keys;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tokio::time::sleep;
 
+use super::crashes::{WARM, Way, hold, restart_redis};
 use super::ground::{Ground, PARTS};
 use super::redis::crash_and_return;
 use super::round::{Round, ms, until};
@@ -21,10 +30,13 @@ pub const FAULTS: &[Fault] = &[
     }),
     Fault::new(
         "auditor-paused-past-its-lease",
-        "an auditor stops in mid-rebuild, another takes over, the first goes on",
+        "an auditor stops between snapshot and warm, another takes over, the first goes on",
         |g, r| Box::pin(auditor_paused(g, r)),
     ),
     Fault::new("three-auditors", "three auditors see one restarted Redis", |g, r| Box::pin(three_auditors(g, r))),
+    Fault::new("one-clock-two-seconds-off", "the clock of one node is two seconds ahead, then two behind", |g, r| {
+        Box::pin(clock_off(g, r))
+    }),
     Fault::new("everything-killed-at-once", "kill -9 of every role and every server", |g, r| {
         Box::pin(everything(g, r))
     }),
@@ -72,19 +84,25 @@ async fn auditor_kill(ground: &mut Ground, round: &Round) -> anyhow::Result<Figu
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(begun.elapsed()))]))
 }
 
+/// The first auditor has read what it will warm Redis with, and is stopped with the request on its way. By the time
+/// that arrives another auditor has rebuilt the sale, and it has sold.
 async fn auditor_paused(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    until_a_rebuild_waits(ground, round).await?;
+    let warm = (Way::Side, WARM, Moment::Before);
+    let (held, _) = hold(ground, round, warm, |g, r| Box::pin(restart_redis(g, r))).await?;
     let begun = Instant::now();
     ground.stage.part("reconcile")?.pause()?;
     ground.stage.join("reconcile-2", "reconcile")?;
-    ground.stage.part("consume")?.resume()?;
     // Only the second one can have done it, and only after the lease of the first.
     round.until_sold(5).await?;
     let took = ms(begun.elapsed());
+    let before = ground.ledger.stock(round.sale).await?.map_or(0, |row| row.generation);
+    held.let_go();
     ground.stage.part("reconcile")?.resume()?;
     round.until_sold(20).await?;
     // Time for the first one to write what it must not: it looks five times a second.
     sleep(Duration::from_secs(1)).await;
+    let after = ground.ledger.stock(round.sale).await?.map_or(0, |row| row.generation);
+    ensure!(before == after, "the sale was rebuilt once more: the late request had an effect");
     ground.stage.leave("reconcile-2")?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), took)]))
 }
@@ -100,6 +118,42 @@ async fn three_auditors(ground: &mut Ground, round: &Round) -> anyhow::Result<Fi
     ground.stage.leave("reconcile-2")?;
     ground.stage.leave("reconcile-3")?;
     Ok(figures)
+}
+
+/// Where systems keep the library that tells a process another time.
+const FAKETIME: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
+    "/usr/lib64/faketime/libfaketime.so.1",
+    "/usr/lib/faketime/libfaketime.so.1",
+];
+
+async fn clock_off(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+    let library = FAKETIME.into_iter().find(|file| Path::new(file).is_file());
+    let library = library.context("libfaketime is not installed: run `make setup`")?;
+    for offset in ["+2s", "-2s"] {
+        let usual = ground.stage.program();
+        let words = [format!("LD_PRELOAD={library}"), format!("FAKETIME={offset}"), "DONT_FAKE_MONOTONIC=1".to_owned()];
+        let command = usual.path.display().to_string();
+        let before = words.into_iter().chain([command]).chain(usual.before.clone()).collect();
+        ground.stage.restart_as("node-1", &Program { path: "/usr/bin/env".into(), before })?;
+        ground.stage.wait_until_ready().await?;
+        let apart = (clock_of(ground, round, 1).await? - clock_of(ground, round, 0).await?).abs();
+        ensure!(apart.as_seconds_f64() > 1.5, "the clocks are only {apart} apart");
+        round.until_sold(50).await?;
+    }
+    ground.stage.restart("node-1")?;
+    ground.stage.wait_until_ready().await?;
+    Ok(Figures::new())
+}
+
+/// What time a node believes it is.
+async fn clock_of(ground: &Ground, round: &Round, node: usize) -> anyhow::Result<OffsetDateTime> {
+    let path = format!("/api/v1/sales/{}", round.sale).parse()?;
+    let reply = ground.client.send(node, Method::GET, &path, &Caller::default(), Bytes::new()).await?;
+    let sale: serde_json::Value = serde_json::from_slice(&reply.body)?;
+    let time = sale["server_time"].as_str().context("no server_time")?;
+    Ok(OffsetDateTime::parse(time, &Rfc3339)?)
 }
 
 async fn everything(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {

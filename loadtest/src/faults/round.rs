@@ -105,7 +105,7 @@ async fn open(ground: &Ground, wish: &Wish, notice: Duration) -> anyhow::Result<
     let offer = Offer {
         name: "drill".to_owned(),
         stock: wish.stock,
-        reserve: wish.reserve,
+        reserve: Some(wish.reserve),
         max_quantity: 1,
         starts_in: notice,
         lasts: Duration::from_secs(24 * 3600),

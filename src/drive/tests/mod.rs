@@ -1,5 +1,7 @@
 //! The buyers and the verdict against a shop whose faults are known.
 
+mod afterwards;
+
 mod shop;
 
 use std::sync::{Arc, Mutex};
@@ -9,10 +11,12 @@ use secrecy::SecretString;
 
 use self::shop::{Fault, Shop, sale};
 use super::buyers::{Crowd, Temper};
+use super::checks::Rules;
 use super::client::{Client, Limits};
-use super::demand::{Demand, Plan, Shape};
+use super::demand::{Bots, Demand, Plan, Shape};
 use super::record::ClientRecord;
-use super::report::{Report, Setting, Verdict};
+use super::report::{NoAnswer, Report, Setting, Verdict};
+use super::timeline::{Bucket, Watch};
 use super::tokens::Tokens;
 use super::verdict::{Case, Patience};
 use super::witness::{Outsider, Witness};
@@ -49,9 +53,11 @@ async fn crowd(shop: &Shop, demand: &Demand, in_flight: usize) -> Run {
     let limits = Limits { connections: in_flight, ..Limits::default() };
     let client = Arc::new(Client::new(&[&shop.url, &shop.url], limits).expect("a base URL"));
     let start = Instant::now() + Duration::from_millis(100);
-    let temper = Temper { in_flight, patience: Duration::from_secs(20), pause: Duration::from_millis(5) };
-    let crowd = Crowd::new(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper).expect("a crowd");
-    crowd.run().await;
+    let (patience, pause) = (Duration::from_secs(20), Duration::from_millis(5));
+    let temper = Temper { in_flight, patience, pause, closed_loop: false, fresh: false };
+    let crowd = Crowd::with_habits(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper, demand.habits)
+        .expect("a crowd");
+    crowd.run_before(shop).await;
     Run { plan, client, record: crowd.into_record().expect("nobody else holds the crowd") }
 }
 
@@ -86,6 +92,10 @@ async fn an_honest_shop_passes_and_every_request_is_counted_once() {
     assert_eq!((report.requests, report.requests), (counted, run.plan.clicks.len() as u64), "{:?}", run.record.samples);
     assert_eq!(report.orders["created"], report.accepted);
     assert!(report.latency_ms.accepted.p50 > 0.0);
+    let over_time = Watch::default().timeline(&run.record.over_time);
+    let in_bucket = |b: &Bucket| b.accepted + b.refused.values().sum::<u64>() + b.unconfirmed + b.client_errors;
+    assert_eq!(over_time.buckets.iter().map(in_bucket).sum::<u64>(), report.requests);
+    assert!(over_time.buckets[0].at_ms < 0, "some came early");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -150,6 +160,60 @@ async fn latency_counts_from_the_intended_start_of_a_click() {
     let run = crowd(&shop, &demand, 1).await;
     // All clicks are due at once and go one by one: the last one waits for all others.
     assert!(run.record.accepted_us.max() >= 300_000, "{}", run.record.accepted_us.max());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_closed_loop_the_times_of_the_plan_do_not_count() {
+    let shop = Shop::open(1000, Fault::None);
+    let demand = Demand { buyers: 30, window: Duration::from_secs(3600), hasty: 0.0, early: 0.0, ..demand() };
+    let plan = Arc::new(plan(&demand));
+    let client = Arc::new(Client::new(&[&shop.url], Limits::default()).expect("a base URL"));
+    let temper = Temper { in_flight: 2, closed_loop: true, fresh: true, ..Temper::default() };
+    let crowd = Crowd::new(client, plan, sale(), Instant::now(), temper).expect("a crowd");
+    crowd.run().await;
+    let record = crowd.into_record().expect("nobody else holds the crowd");
+    assert_eq!((record.accepted.len(), record.client_errors), (30, 0), "within the hour");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_purchase_is_counted_by_its_status_or_as_unanswered() {
+    let report = verdict(100, Fault::Mute).await;
+    let by_status: u64 = report.http.values().sum();
+    let NoAnswer { not_sent, timeouts, resets } = report.no_answer;
+    assert_eq!(report.requests, by_status + not_sent + timeouts + resets);
+    assert_eq!((report.http[&503], report.http_5xx), (report.unconfirmed, report.unconfirmed));
+    assert!(report.unanswered_orders > 0, "orders whose 202 was never heard");
+}
+
+#[test]
+fn scripts_share_addresses_and_the_first_of_them_are_blocked() {
+    let bots = Bots { users: 4, clicks: 10, addresses: 2, blocked: 1 };
+    let demand = Demand { bots: Some(bots), hasty: 0.0, early: 0.0, ..demand() };
+    let plan = plan(&demand);
+    assert_eq!((plan.buyers.len(), plan.clicks.len()), (304, 340));
+    let addresses: std::collections::HashSet<_> =
+        plan.buyers[300..].iter().map(|bot| bot.caller.forwarded_for.clone()).collect();
+    assert_eq!(addresses.len(), 2);
+    let blocked: Vec<_> = plan.blocked(&demand).cloned().collect();
+    assert_eq!(blocked, [plan.buyers[300].user.clone()]);
+    assert!(plan.clicks.is_sorted_by_key(|click| click.at_us));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_of_the_run_counts_like_a_promise() {
+    let shop = Shop::open(50, Fault::None);
+    let run = crowd(&shop, &demand(), 32).await;
+    let judged = async |allowed: &[&str], expected: &[&str]| {
+        let words = |codes: &[&str]| codes.iter().map(|code| (*code).to_owned()).collect::<Vec<_>>();
+        let mut report = judge(&run, &shop, 50).await;
+        let rules = Rules { allowed: Some(words(allowed)), expected: words(expected) };
+        report.add_checks(rules.check(&report.refused, &run.record));
+        report.verdict
+    };
+    let all = ["sold_out", "not_enough_left", "already_purchased"];
+    assert_eq!(judged(&all, &["sold_out"]).await, Verdict::Pass);
+    assert_eq!(judged(&all[1..], &[]).await, Verdict::Fail, "sold_out was ruled out");
+    assert_eq!(judged(&all, &["rate_limited"]).await, Verdict::Fail, "nobody was limited");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix_web::http::StatusCode;
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
@@ -33,6 +33,12 @@ pub enum Fault {
     Stuck,
     /// Takes a while for each answer.
     Slow(Duration),
+    /// Does not sell again what was cancelled.
+    KeepsWhatComesBack,
+    /// Lets no order expire.
+    NeverExpires,
+    /// Says that an order is paid and forgets it.
+    ForgetsPayments,
 }
 
 #[derive(Default)]
@@ -41,6 +47,22 @@ struct State {
     forgotten: HashSet<OrderId>,
     requests: HashMap<(UserId, String), OrderId>,
     calls: u64,
+    /// When each order lapses, and units that came back and are kept.
+    lapses: Vec<Instant>,
+    kept: u32,
+}
+
+impl State {
+    fn live(&self) -> u32 {
+        self.orders.iter().filter(|order| order.status.is_live()).map(|order| order.quantity).sum()
+    }
+
+    fn close(&mut self, at: usize, status: OrderStatus, fault: Fault) {
+        if fault == Fault::KeepsWhatComesBack {
+            self.kept += self.orders[at].quantity;
+        }
+        self.orders[at].status = status;
+    }
 }
 
 /// The shop, open for one sale.
@@ -49,6 +71,7 @@ pub struct Shop {
     state: Arc<Mutex<State>>,
     fault: Fault,
     stock: u32,
+    pay_within: Duration,
     pub url: String,
 }
 
@@ -59,7 +82,11 @@ pub fn sale() -> SaleId {
 impl Shop {
     /// Opens on a free port, in the background, until the test's runtime ends.
     pub fn open(stock: u32, fault: Fault) -> Self {
-        let mut shop = Self { state: Arc::default(), fault, stock, url: String::new() };
+        Self::begin(stock, Duration::from_secs(3600), fault)
+    }
+
+    fn begin(stock: u32, pay_within: Duration, fault: Fault) -> Self {
+        let mut shop = Self { state: Arc::default(), fault, stock, pay_within, url: String::new() };
         let data = web::Data::new(shop.clone());
         let app = move || {
             App::new()
@@ -67,6 +94,8 @@ impl Shop {
                 .route("/api/v1/sales/3/purchases", web::post().to(purchase))
                 .route("/api/v1/sales/3/order", web::get().to(own_order))
                 .route("/api/v1/orders/{id}", web::get().to(order))
+                .route("/api/v1/orders/{id}/{step}", web::post().to(step))
+                .route("/api/v1/sales/3", web::get().to(page))
         };
         let server = HttpServer::new(app).workers(1).disable_signals().bind(("127.0.0.1", 0)).expect("a free port");
         shop.url = format!("http://{}", server.addrs()[0]);
@@ -74,8 +103,21 @@ impl Shop {
         shop
     }
 
+    /// The books, after every order that lapsed by now is closed.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        for at in 0..state.orders.len() {
+            let lapsed = state.orders[at].status == OrderStatus::Created && state.lapses[at] <= Instant::now();
+            if lapsed && self.fault != Fault::NeverExpires {
+                state.close(at, OrderStatus::Expired, self.fault);
+            }
+        }
+        state
+    }
+
+    /// Opens with orders that lapse after this time.
+    pub fn paid_within(stock: u32, time: Duration, fault: Fault) -> Self {
+        Self::begin(stock, time, fault)
     }
 }
 
@@ -112,10 +154,11 @@ async fn purchase(shop: web::Data<Shop>, request: HttpRequest, body: web::Json<s
     if let Some(order) = key.as_ref().and_then(|key| state.requests.get(&(user.clone(), key.clone()))) {
         return accepted(*order);
     }
-    if state.orders.iter().any(|order| order.user == user) {
-        return problem(409, "already_purchased");
+    let held = state.orders.iter().find(|order| order.user == user && closed(order.status).is_none());
+    if let Some(held) = held {
+        return HttpResponse::Conflict().json(json!({ "code": "already_purchased", "order_id": held.id }));
     }
-    let sold: u32 = state.orders.iter().map(|order| order.quantity).sum();
+    let sold = state.live() + state.kept;
     let stock = match shop.fault {
         Fault::SellsTwice => shop.stock + 1,
         Fault::KeepsOne => shop.stock - 1,
@@ -129,6 +172,7 @@ async fn purchase(shop: web::Data<Shop>, request: HttpRequest, body: web::Json<s
     }
     let id = OrderId::mint(sale(), 1_700_000_000, state.orders.len() as u64);
     let status = OrderStatus::Created;
+    state.lapses.push(Instant::now() + shop.pay_within);
     state.orders.push(OrderFact {
         id,
         user: user.clone(),
@@ -157,7 +201,7 @@ async fn purchase(shop: web::Data<Shop>, request: HttpRequest, body: web::Json<s
 async fn own_order(shop: web::Data<Shop>, request: HttpRequest) -> HttpResponse {
     let user = user(&request);
     let state = shop.state();
-    match state.orders.iter().find(|order| order.user == user) {
+    match state.orders.iter().rfind(|order| order.user == user) {
         Some(order) => HttpResponse::Ok().json(json!({ "order_id": order.id, "status": order.status })),
         None => problem(404, "order_not_found"),
     }
@@ -172,6 +216,41 @@ async fn order(shop: web::Data<Shop>, path: web::Path<OrderId>, request: HttpReq
             HttpResponse::Ok().json(json!({ "order_id": order.id, "status": order.status, "reason": order.reason }))
         }
         None => problem(404, "order_not_found"),
+    }
+}
+
+/// Pays or cancels.
+async fn step(shop: web::Data<Shop>, path: web::Path<(OrderId, String)>, request: HttpRequest) -> HttpResponse {
+    let (user, (id, step)) = (user(&request), path.into_inner());
+    let mut state = shop.state();
+    let Some(at) = state.orders.iter().position(|order| order.id == id && order.user == user) else {
+        return problem(404, "order_not_found");
+    };
+    let wanted = if step == "pay" { OrderStatus::Paid } else { OrderStatus::Cancelled };
+    match (state.orders[at].status, wanted) {
+        (OrderStatus::Created, OrderStatus::Paid) if shop.fault == Fault::ForgetsPayments => {
+            state.lapses[at] = Instant::now();
+        }
+        (OrderStatus::Created, OrderStatus::Paid) => state.orders[at].status = wanted,
+        (OrderStatus::Created, _) => state.close(at, wanted, shop.fault),
+        (status, _) if status == wanted => {}
+        (status, _) => {
+            return HttpResponse::Conflict().json(json!({ "code": "illegal_transition", "order_status": status }));
+        }
+    }
+    HttpResponse::Ok().json(json!({ "order_id": id, "status": wanted }))
+}
+
+async fn page(shop: web::Data<Shop>) -> HttpResponse {
+    let state = shop.state();
+    HttpResponse::Ok().json(json!({ "remaining": shop.stock - state.live() - state.kept }))
+}
+
+/// How an order ended that holds its buyer's place no more.
+const fn closed(status: OrderStatus) -> Option<OrderStatus> {
+    match status {
+        OrderStatus::Cancelled | OrderStatus::Expired => Some(status),
+        _ => None,
     }
 }
 

@@ -1,0 +1,63 @@
+//! The promises, each with its figures, and what else was checked about the run.
+
+use seckill::drive::report::Report;
+use seckill::promises::{Finding, Standing};
+
+use super::html::Text;
+use super::plot::put;
+
+/// What each promise and check says.
+const MEANINGS: [(&str, &str); 16] = [
+    ("no_oversell", "Live orders never add up to more units than the stock."),
+    ("no_undersell", "When demand reached the stock, the whole stock is sold."),
+    ("one_per_user", "A buyer holds at most one live order."),
+    ("nothing_lost", "Every purchase answered 202 ends in exactly one order that its buyer can read."),
+    ("honoured", "That order is not taken back."),
+    ("redis_conserved", "In Redis, total = remaining + units of all claims."),
+    ("ledger_conserved", "In PostgreSQL, total = available + reserve + units of all live orders."),
+    ("covered", "Every live order has its claim in Redis, and no rejected one has."),
+    ("agreement", "Redis and PostgreSQL tell the same story."),
+    ("exactly_once", "Retries and redeliveries change nothing."),
+    ("orders_ended", "Every order was paid, cancelled or expired before patience ended."),
+    ("refusals_allowed", "Nobody was refused for a reason that this run rules out."),
+    ("refusals_expected", "The refusals that this run is about did happen."),
+    ("stock_as_delivered", "The stock is what was put on sale and what was added, each delivery once."),
+    ("blocked_got_nothing", "Nobody on the blacklist holds an order."),
+    ("moves_kept", "Whoever was told that an order is paid, cancelled or expired finds it so."),
+];
+
+/// What a promise says; empty for one that has no words here.
+pub fn meaning(name: &str) -> &'static str {
+    MEANINGS.iter().find(|(known, _)| *known == name).map_or("", |(_, meaning)| meaning)
+}
+
+pub fn section(out: &mut String, report: &Report) {
+    out.push_str("<h2>The promises</h2>\n");
+    table(out, &report.promises);
+    if !report.checks.is_empty() {
+        out.push_str("<h2>Checks of this run</h2>\n");
+        table(out, &report.checks);
+    }
+}
+
+fn table(out: &mut String, findings: &[Finding]) {
+    out.push_str("<div class=\"card\"><table class=\"promises\">\n");
+    for finding in findings {
+        let (class, word) = match finding.holds {
+            Standing::Holds => ("pass", "holds"),
+            Standing::Broken => ("fail", "broken"),
+            Standing::NotChecked => ("open", "not checked"),
+        };
+        put(
+            out,
+            format_args!(
+                "<tr><th scope=\"row\">{}<small>{}</small></th><td class=\"stand\"><span class=\"badge {class}\">{word}</span></td>\
+                 <td>{}</td></tr>\n",
+                Text(finding.name),
+                Text(meaning(finding.name)),
+                Text(&finding.detail),
+            ),
+        );
+    }
+    out.push_str("</table></div>\n");
+}

@@ -1,0 +1,168 @@
+//! What the command line changes in a scenario.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use clap::Args;
+use seckill::drive::buyers::Temper;
+use seckill::drive::client::Limits;
+
+use super::scenario::{Connections, Scenario};
+
+/// Sizes instead of the scenario's own. Where there are several sales, those of the first; the others keep their
+/// proportions to it.
+#[derive(Clone, Debug, Args)]
+pub struct Overrides {
+    /// Units on sale.
+    #[arg(long)]
+    stock: Option<u32>,
+    /// Buyers who come for them.
+    #[arg(long)]
+    buyers: Option<u32>,
+    /// Seconds from the start of the sale to the last buyer's first click.
+    #[arg(long, visible_alias = "window-s")]
+    seconds: Option<f64>,
+    /// Share of buyers that click 2 to 5 times at once.
+    #[arg(long)]
+    hasty: Option<f64>,
+    /// Share of buyers that also click within the second before the start.
+    #[arg(long)]
+    early: Option<f64>,
+    /// Share of buyers that send an Idempotency-Key.
+    #[arg(long)]
+    keyed: Option<f64>,
+    /// A buyer wants 1 to this many units.
+    #[arg(long)]
+    max_quantity: Option<u32>,
+    /// The same seed draws the same buyers and clicks.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Purchases in flight at most. Clicks that have to wait are late, and their latency says so.
+    #[arg(long)]
+    in_flight: Option<usize>,
+    /// Clicks do not follow the plan's times: so many buyers click one after the other, each as soon as the last answer is
+    /// there. Such a crowd waits for a slow service, and its latencies hide that.
+    #[arg(long, value_name = "N", conflicts_with = "in_flight")]
+    closed_loop: Option<usize>,
+    /// Seconds to wait for one answer.
+    #[arg(long, default_value_t = 5.0)]
+    timeout_s: f64,
+    /// Seconds for which a buyer without a decision goes on asking.
+    #[arg(long, default_value_t = 60.0)]
+    patience_s: f64,
+}
+
+impl Overrides {
+    /// Changes the scenario.
+    ///
+    /// # Errors
+    /// When what comes out is none any more.
+    pub fn apply(&self, scenario: &mut Scenario) -> anyhow::Result<()> {
+        let Some(first) = scenario.sales.first().cloned() else { return Ok(()) };
+        let ratio = |given: Option<f64>, own: f64| match given {
+            Some(given) if own > 0.0 => given / own,
+            _ => 1.0,
+        };
+        let more_stock = ratio(self.stock.map(f64::from), first.stock.into());
+        let more_buyers = ratio(self.buyers.map(f64::from), first.buyers.into());
+        let longer = ratio(self.seconds, first.seconds);
+        for sale in &mut scenario.sales {
+            sale.stock = scaled(sale.stock, more_stock);
+            sale.buyers = scaled(sale.buyers, more_buyers);
+            // A sale whose buyers all come at once has no time to stretch.
+            sale.seconds = if first.seconds > 0.0 { sale.seconds * longer } else { self.seconds.unwrap_or(0.0) };
+            sale.hasty = self.hasty.unwrap_or(sale.hasty);
+            sale.early = self.early.unwrap_or(sale.early);
+            sale.keyed = self.keyed.unwrap_or(sale.keyed);
+            sale.max_quantity = self.max_quantity.unwrap_or(sale.max_quantity);
+            if let Some(deliveries) = &mut sale.deliveries {
+                deliveries.units = scaled(deliveries.units, more_stock);
+                deliveries.every_s *= longer;
+            }
+            if let Some(bots) = &mut sale.bots {
+                bots.clicks = scaled(bots.clicks, longer);
+            }
+            sale.check()?;
+        }
+        scenario.in_flight = self.closed_loop.or(self.in_flight).unwrap_or(scenario.in_flight);
+        ensure!(scenario.in_flight > 0, "somebody must be allowed to click");
+        Ok(())
+    }
+
+    /// # Errors
+    /// When the patience is no time.
+    pub fn temper(&self, scenario: &Scenario) -> anyhow::Result<Temper> {
+        let patience = Duration::try_from_secs_f64(self.patience_s)?;
+        let closed_loop = self.closed_loop.is_some();
+        let fresh = scenario.connections == Connections::Fresh;
+        Ok(Temper { in_flight: scenario.in_flight, patience, closed_loop, fresh, ..Temper::default() })
+    }
+
+    /// # Errors
+    /// When the time for an answer is no time.
+    pub fn limits(&self, scenario: &Scenario, nodes: usize) -> anyhow::Result<Limits> {
+        let response = Duration::try_from_secs_f64(self.timeout_s)?;
+        // All clicks in flight may go to one node for a moment, and those who pay need connections, too.
+        let connections = (scenario.in_flight * 3 / 2).div_ceil(nodes.max(1)).max(1) + 256;
+        Ok(Limits { connections, response, ..Limits::default() })
+    }
+}
+
+/// At least one.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float that is too large saturates")]
+fn scaled(count: u32, ratio: f64) -> u32 {
+    (f64::from(count) * ratio).round().max(1.0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        overrides: Overrides,
+    }
+
+    fn changed(name: &str, flags: &[&str]) -> anyhow::Result<Scenario> {
+        let mut scenario = Scenario::load(name)?;
+        let line = Line::try_parse_from(["line"].iter().chain(flags))?;
+        line.overrides.apply(&mut scenario)?;
+        Ok(scenario)
+    }
+
+    #[test]
+    fn without_flags_a_scenario_stays_as_it_is() {
+        for (name, _) in super::super::scenario::SHIPPED {
+            let own = Scenario::load(name).expect("it is shipped");
+            assert_eq!(format!("{:?}", changed(name, &[]).expect("it is shipped")), format!("{own:?}"));
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_first_sale_and_the_others_keep_their_proportions() {
+        let mixed = changed("mixed", &["--stock", "20", "--buyers", "300", "--seconds", "1"]).expect("a scenario");
+        let sizes: Vec<_> = mixed.sales.iter().map(|sale| (sale.stock, sale.buyers, sale.seconds)).collect();
+        assert_eq!(sizes, [(20, 300, 1.0), (40, 30, 3.0), (30, 30, 3.0), (15, 30, 3.0)]);
+    }
+
+    #[test]
+    fn a_closed_loop_is_only_made_by_its_flag() {
+        let line = |flags: &[&str]| Line::try_parse_from(["line"].iter().chain(flags)).map(|line| line.overrides);
+        let scenario = Scenario::load("drip").expect("it is shipped");
+        let closed = |flags: &[&str]| line(flags).expect("flags").temper(&scenario).expect("times").closed_loop;
+        assert!(!closed(&[]) && !closed(&["--in-flight", "3"]) && closed(&["--closed-loop", "3"]));
+        assert!(line(&["--closed-loop", "3", "--in-flight", "3"]).is_err());
+        assert_eq!(changed("drip", &["--closed-loop", "3"]).expect("a scenario").in_flight, 3);
+        assert!(changed("drip", &["--closed-loop", "0"]).is_err());
+    }
+
+    #[test]
+    fn what_is_no_share_and_no_time_is_refused() {
+        for flags in [["--hasty", "2"], ["--seconds", "-1"], ["--early", "-0.5"]] {
+            assert!(changed("rush", &flags.map(|flag| flag)).is_err(), "{flags:?}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What the crowd is let loose on: a private service, or one that runs somewhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use seckill::config::Settings;
+use seckill::demo::{Cast, Program, Stage, closed_doors, open_doors, time_to_pay, with_time_to_pay};
+use seckill::drive::client::Client;
+use seckill::drive::report::{Report, Setting};
+use seckill::drive::stores::Stores;
+use seckill::drive::tokens::Tokens;
+use tokio_util::sync::CancellationToken;
+
+use super::overrides::Overrides;
+use super::play::{Ground, play};
+use super::scenario::{Doors, Scenario};
+
+#[derive(Debug, Args)]
+pub struct Target {
+    /// Starts private servers and the service on them, and stops them afterwards.
+    #[arg(long, conflicts_with = "url", required_unless_present_any = ["url", "strategy"])]
+    sandbox: bool,
+    /// HTTP nodes of the sandbox.
+    #[arg(long, default_value_t = 2, requires = "sandbox")]
+    nodes: usize,
+    /// Base URL of a node of a running service, such as http://127.0.0.1:8080; once per node.
+    #[arg(long)]
+    url: Vec<String>,
+    /// The service's key for tokens: the buyers and the operator of the run are made with it.
+    #[arg(long, env = "SECKILL__AUTH__JWT_SECRET", hide_env_values = true)]
+    secret: Option<String>,
+    /// The service's PostgreSQL, to look orders up.
+    #[arg(long, value_name = "URL")]
+    postgres: Option<String>,
+    /// The service's Redis, to look claims up.
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
+    /// The service's Kafka brokers, to see what is on its way. Topic and group come from SECKILL__KAFKA__…
+    #[arg(long, value_name = "HOST:PORT")]
+    kafka: Option<String>,
+    /// Seconds in which the running service wants orders paid (its orders.pay_within_s). Without it, nobody forgets to pay,
+    /// because nobody could wait for the end of such orders.
+    #[arg(long, value_name = "SECONDS", conflicts_with = "sandbox")]
+    pay_within_s: Option<u64>,
+}
+
+impl Target {
+    /// Plays the run to its report; `stop` sends the buyers away early.
+    ///
+    /// # Errors
+    /// When the service does not come up, cannot be reached, or does not let a sale be put on.
+    pub async fn play(
+        &self,
+        scenario: &Scenario,
+        overrides: &Overrides,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Report> {
+        if self.sandbox {
+            Box::pin(self.in_a_sandbox(scenario, overrides, stop)).await
+        } else {
+            Box::pin(self.at_urls(scenario, overrides, stop)).await
+        }
+    }
+
+    async fn in_a_sandbox(
+        &self,
+        scenario: &Scenario,
+        overrides: &Overrides,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Report> {
+        let program = Program { before: vec!["role".to_owned()], ..Program::this()? };
+        let pay_within = time_to_pay(
+            scenario.sales.iter().map(|sale| sale.stock).sum(),
+            scenario.sales.iter().map(|sale| sale.buyers).sum(),
+        );
+        let furnish = |settings| {
+            let settings = match scenario.doors {
+                Doors::Open => open_doors(settings),
+                Doors::Closed => closed_doors(settings),
+            };
+            with_time_to_pay(settings, pay_within)
+        };
+        let stage = Stage::furnished(&program, Cast::of_the_demo(self.nodes), furnish).await?;
+        let ground = Ground {
+            client: Arc::new(Client::new(&stage.urls, overrides.limits(scenario, self.nodes)?)?),
+            tokens: Tokens::new(&stage.settings.auth.jwt_secret)?,
+            witness: Stores::connect(&stage.settings).await?,
+            setting: Setting {
+                broker: stage.broker().to_owned(),
+                redis_fsync: stage.redis_fsync().to_owned(),
+                nodes: stage.urls.len(),
+                stock: 0,
+            },
+            pay_within: Some(pay_within),
+        };
+        let report = play(scenario, overrides, &ground, stop).await?;
+        stage.check()?;
+        Ok(report)
+    }
+
+    async fn at_urls(
+        &self,
+        scenario: &Scenario,
+        overrides: &Overrides,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Report> {
+        let secret = self.secret.clone().context("--secret, or SECKILL__AUTH__JWT_SECRET, is needed with --url")?;
+        let unknown = || "unknown".to_owned();
+        let ground = Ground {
+            client: Arc::new(Client::new(&self.url, overrides.limits(scenario, self.url.len())?)?),
+            tokens: Tokens::new(&secret.into())?,
+            witness: self.witness().await?,
+            setting: Setting { broker: unknown(), redis_fsync: unknown(), nodes: self.url.len(), stock: 0 },
+            pay_within: self.pay_within_s.map(Duration::from_secs),
+        };
+        play(scenario, overrides, &ground, stop).await
+    }
+
+    /// The stores whose addresses were given; everything else about them is as the service's settings say.
+    async fn witness(&self) -> anyhow::Result<Stores> {
+        let mut settings = Settings::load(None)?;
+        let postgres = self.postgres.as_ref().map(|url| {
+            settings.postgres.url = url.clone().into();
+            &settings.postgres
+        });
+        let redis = self.redis.as_ref().map(|url| {
+            settings.redis.url = url.clone().into();
+            &settings.redis
+        });
+        let kafka = self.kafka.as_ref().map(|brokers| {
+            settings.kafka.brokers.clone_from(brokers);
+            &settings.kafka
+        });
+        Stores::some(postgres, redis, kafka).await
+    }
+}

@@ -1,0 +1,62 @@
+//! `seckill reconcile`: the auditor as a role, as one run by hand, or as a look that changes nothing.
+
+use anyhow::{Context, ensure};
+use clap::Args;
+
+use super::out;
+use crate::app::{self, Roles};
+use crate::config::Settings;
+use crate::domain::{Sale, SaleId, SaleState};
+use crate::reconcile::{Auditor, Figures};
+
+#[derive(Debug, Args)]
+pub struct Reconcile {
+    /// Looks at each sale once, does what is to be done, says what that was, and ends.
+    #[arg(long)]
+    once: bool,
+    /// As --once, and writes nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Only this sale, with --once or --dry-run.
+    #[arg(long, value_name = "ID")]
+    sale: Option<SaleId>,
+}
+
+impl Reconcile {
+    /// # Errors
+    /// When a server does not answer, a run does not end, or the sale does not exist.
+    pub async fn run(self, settings: Settings) -> anyhow::Result<()> {
+        if !self.once && !self.dry_run {
+            ensure!(self.sale.is_none(), "--sale goes with --once or --dry-run");
+            return app::run(settings, Roles::RECONCILE).await;
+        }
+        let (catalogue, auditor) = app::auditor(&settings).await?;
+        let chosen = |sale: &&Sale| self.sale.is_none_or(|id| id == sale.id);
+        let all = catalogue.all();
+        let sales: Vec<_> = all.iter().map(AsRef::as_ref).filter(chosen).collect();
+        ensure!(self.sale.is_none() || !sales.is_empty(), "no such sale");
+        out::line(format_args!("{:>6}  {:<10} {:>9} {:>9} {:>9}", "sale", "job", "checked", "found", "repaired"));
+        for sale in sales.into_iter().filter(|sale| sale.state != SaleState::Draft) {
+            let figures = self.audit(&auditor, sale).await.with_context(|| format!("sale {}", sale.id))?;
+            print(sale.id, &figures);
+        }
+        Ok(())
+    }
+
+    async fn audit(&self, auditor: &Auditor, sale: &Sale) -> anyhow::Result<Figures> {
+        if self.dry_run {
+            return Ok(auditor.inspect(sale, true).await?.figures());
+        }
+        Ok(auditor.run_once(sale, true).await?)
+    }
+}
+
+fn print(sale: SaleId, figures: &Figures) {
+    for (job, figure) in &figures.0 {
+        let job = job.as_str();
+        out::line(format_args!(
+            "{sale:>6}  {job:<10} {:>9} {:>9} {:>9}",
+            figure.checked, figure.found, figure.repaired
+        ));
+    }
+}

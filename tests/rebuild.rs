@@ -1,0 +1,249 @@
+//! The rebuild, wall by wall: what it waits for, what it republishes, and when it is called for.
+//!
+//! A rebuild that waits for something that does not come ends with the longest hold of its lock. What it must not have
+//! done by then shows that it waited.
+
+mod support;
+
+mod audit;
+
+use std::time::Duration;
+
+use audit::{Bench, hasty, purchase};
+use prometheus::Registry;
+use redis::AsyncCommands;
+use seckill::app::Roles;
+use seckill::catalogue::NewSale;
+use seckill::config::Settings;
+use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
+use seckill::fallback::Fallback;
+use seckill::lock::Lost;
+use seckill::reconcile::{Error, Figures, Job};
+use seckill::sandbox::{Moment, Options, Sandbox, Spot};
+use seckill::stock::keys;
+use support::service::{PATIENCE, new_sale, prepared};
+use time::OffsetDateTime;
+
+/// Nobody who waits in vain does so for long.
+async fn impatient(name: &str) -> Settings {
+    let mut settings = hasty(name).await;
+    settings.reconcile.max_hold_ms = 1_500;
+    settings
+}
+
+/// One run. If Kafka is slow to answer, it is made again, as the service does.
+async fn run(bench: &Bench, sale: &Sale) -> Result<Figures, Error> {
+    let run = async {
+        loop {
+            match bench.auditor.run_once(sale, true).await {
+                Err(Error::Kafka(_)) => {}
+                outcome => return outcome,
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, run).await.expect("a run has an end")
+}
+
+/// The same sale, and an auditor with time.
+async fn patient(bench: &Bench, roles: Roles) -> Bench {
+    let mut settings = bench.running.settings.clone();
+    settings.reconcile.max_hold_ms = 600_000;
+    Bench::start(&settings, roles).await
+}
+
+fn assert_clean(figures: &Figures) {
+    assert!(figures.is_clean(), "{figures:?}");
+}
+
+async fn assert_waits(bench: &Bench, sale: &Sale, generation: i64) {
+    let waited = run(bench, sale).await;
+    assert!(matches!(waited, Err(Error::Lost(Lost::MaxHold))), "{waited:?}");
+    assert_eq!(bench.row(sale).await.generation, generation, "nothing was raised");
+}
+
+async fn assert_rebuilt(bench: &Bench, sale: &Sale, generation: i64) {
+    assert_eq!(run(bench, sale).await.expect("a run").of(Job::Rebuild).repaired, 1);
+    assert_eq!(bench.row(sale).await.generation, generation);
+    let news = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
+    assert_eq!(news.epoch.generation, generation);
+}
+
+/// As an auditor leaves a sale that died in the middle of a rebuild: the same life, and nobody sells.
+async fn freeze(bench: &Bench, sale: &Sale) {
+    bench.running.service.stock.freeze(sale.id, 1).await.expect("an answer");
+}
+
+/// A relay holds orders in its memory that stand nowhere else: they are late, and known to be, if it is not waited for.
+#[tokio::test]
+async fn a_rebuild_sells_nothing_and_raises_nothing_until_every_relay_has_published_what_it_held() {
+    let bench = Bench::start(&impatient("relays").await, Roles::OBSERVE).await;
+    let sale = bench.open(3).await;
+    // Redis sells on at the generation that the nodes know, while the ledger is at the next.
+    bench.running.service.ledger.open_generation(sale.id, 1, None).await.expect("a generation");
+    let relay = "INSERT INTO relays (instance, seen_at, flushed_home)
+                 SELECT 'one', clock_timestamp() + interval '1 hour', 'another Redis' WHERE $1 > 0";
+    bench.meddle(&sale, relay).await;
+    assert_waits(&bench, &sale, 2).await;
+    let asked = bench.running.service.stock.purchase(sale.id, purchase(&sale, "ann")).await.outcome;
+    assert_eq!(asked, Outcome::Cold, "frozen first: nothing is accepted while the rebuild waits");
+    // A dead one is not waited for.
+    bench.meddle(&sale, "UPDATE relays SET seen_at = clock_timestamp() - interval '1 hour' WHERE $1 > 0").await;
+    assert_rebuilt(&patient(&bench, Roles::OBSERVE).await, &sale, 3).await;
+}
+
+#[tokio::test]
+async fn a_rebuild_raises_nothing_while_an_order_stands_in_the_outbox() {
+    let bench = Bench::start(&impatient("outbox").await, Roles::OBSERVE).await;
+    let sale = bench.open(3).await;
+    let bought = bench.buy(&sale, "ann").await;
+    bench.record(&sale, &bought).await;
+    freeze(&bench, &sale).await;
+    assert_waits(&bench, &sale, 1).await;
+    bench.drain_outbox(&sale).await;
+    assert_rebuilt(&patient(&bench, Roles::OBSERVE).await, &sale, 2).await;
+}
+
+/// Redis has forgotten the order, and the consumer has not got to it yet: only Kafka knows.
+#[tokio::test]
+async fn a_rebuild_raises_nothing_before_every_order_in_kafka_has_its_row() {
+    let bench = Bench::start(&impatient("watermarks").await, Roles::OBSERVE).await;
+    let sale = bench.open(3).await;
+    let bought = bench.buy(&sale, "ann").await;
+    bench.drain_outbox(&sale).await;
+    assert_eq!(run(&bench, &sale).await.expect("a run").of(Job::Republish).repaired, 1, "it is in Kafka");
+    let _: i64 = bench.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
+    assert_waits(&bench, &sale, 1).await;
+
+    let bench = patient(&bench, Roles::CONSUME).await;
+    assert_rebuilt(&bench, &sale, 2).await;
+    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Created, None)), "and not superseded");
+    assert_eq!(bench.remaining(&sale).await, 2);
+}
+
+/// Kafka lost the message, so the claim is the order's last trace, and the rebuild takes the claims of the ledger.
+#[tokio::test]
+async fn a_claim_without_a_row_is_published_again_before_the_rebuild_forgets_it() {
+    let bench = Bench::start(&hasty("rows_before").await, Roles::CONSUME).await;
+    let sale = bench.open(3).await;
+    let bought = bench.buy(&sale, "ann").await;
+    bench.drain_outbox(&sale).await;
+    freeze(&bench, &sale).await;
+    assert_rebuilt(&bench, &sale, 2).await;
+    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Created, None)));
+    assert_eq!(bench.remaining(&sale).await, 2);
+    bench.running.settle(sale.id).await;
+}
+
+/// Orders of a life that the ledger has forgotten may still come. None of them may be taken for one of the new life.
+#[tokio::test]
+async fn a_ledger_from_an_older_copy_goes_on_above_the_generation_in_redis() {
+    let bench = Bench::start(&hasty("older_ledger").await, Roles::OBSERVE).await;
+    let sale = bench.open(3).await;
+    let () = bench.redis().await.hset(keys::sale(sale.id), "generation", 5).await.expect("a hash");
+    assert_rebuilt(&bench, &sale, 6).await;
+}
+
+/// Its unit would be sold again. A young one is left alone: what made it may be under way.
+#[tokio::test]
+async fn a_live_order_without_a_claim_leads_to_a_rebuild_once_it_is_old_enough() {
+    let mut settings = hasty("uncovered").await;
+    settings.reconcile.grace_ms = 3_600_000;
+    let bench = Bench::start(&settings, Roles::OBSERVE).await;
+    let sale = bench.open(3).await;
+    let bought = bench.buy(&sale, "ann").await;
+    bench.record(&sale, &bought).await;
+    bench.drain_outbox(&sale).await;
+    let _: i64 = bench.redis().await.hdel(keys::claims(sale.id), "ann").await.expect("a hash");
+    assert_clean(&run(&bench, &sale).await.expect("a run"));
+    bench.meddle(&sale, "UPDATE orders SET created_at = created_at - interval '2 hours' WHERE sale_id = $1").await;
+    assert_rebuilt(&bench, &sale, 2).await;
+    bench.running.settle(sale.id).await;
+}
+
+/// Its keys have expired, as they should: that looks like a loss, and would be repaired for ever.
+#[tokio::test]
+async fn a_sale_past_its_retention_is_not_rebuilt() {
+    let bench = Bench::start(&hasty("retention").await, Roles::OBSERVE).await;
+    let sale = bench.open(3).await;
+    let _: i64 = bench.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
+    let retention = bench.running.settings.redis.retention();
+    let over = Sale { ends_at: OffsetDateTime::now_utc() - retention - Duration::from_secs(1), ..sale.clone() };
+    assert_clean(&run(&bench, &over).await.expect("a run"));
+    assert_rebuilt(&bench, &sale, 2).await;
+}
+
+#[tokio::test]
+async fn a_sale_that_nobody_has_opened_is_not_put_on_sale_by_the_auditor() {
+    let bench = Bench::start(&hasty("unopened").await, Roles::OBSERVE).await;
+    let sale = bench.running.service.operator.create(NewSale { total: 3, ..new_sale() }).await.expect("a sale");
+    assert_clean(&run(&bench, &sale).await.expect("a run"));
+    assert_eq!(bench.row(&sale).await.generation, 0);
+}
+
+/// Redis sells; it is the node that is behind, and a second later it will not be.
+#[tokio::test]
+async fn a_node_that_has_not_heard_of_the_new_life_leaves_the_reserve_alone() {
+    let bench = Bench::start(&hasty("behind").await, Roles::OBSERVE).await;
+    let sale = bench.open_with(4, 2).await;
+    let service = &bench.running.service;
+    let fallback = &bench.running.settings.fallback;
+    let (stock, ledger) = (service.stock.clone(), service.ledger.clone());
+    let node = Fallback::new(fallback, stock, ledger, &Registry::new()).expect("metrics");
+    let ask = async |user| node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, 1)).await.outcome;
+    freeze(&bench, &sale).await;
+    assert!(matches!(ask("ann").await, Outcome::Accepted(_)), "a Redis that may not sell is bridged");
+    assert_rebuilt(&bench, &sale, 2).await;
+    assert_eq!(ask("bob").await, Outcome::Cold);
+    assert_eq!(bench.row(&sale).await.reserve, 1);
+}
+
+/// The two stores cannot be looked at in one instant. What happens in between is no fault, and stops no sale.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_rebuild() {
+    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
+    let mut settings = prepared(sandbox.settings("looks").await.expect("settings")).await;
+    settings.reconcile.grace_ms = 0;
+    let bench = Bench::start(&settings, Roles::OBSERVE).await;
+    let auditor = Bench::start(&sandbox.proxied(&settings), Roles::OBSERVE).await.auditor;
+    let sale = bench.open(3).await;
+    let claims = Spot::Command("HGETALL");
+    let proxy = sandbox.redis().proxy().expect("a proxy");
+
+    // Bought and recorded when Redis has been looked at: a look at the ledger after that would miss the claim.
+    let trap = proxy.trap(claims, Moment::After);
+    let meanwhile = async {
+        let held = trap.held(PATIENCE).await.expect("a look");
+        let bought = bench.buy(&sale, "ann").await;
+        bench.record(&sale, &bought).await;
+        held.let_go();
+        bought
+    };
+    let (found, bought) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
+    assert_eq!(found.expect("a look").rebuild, None);
+
+    // Closed and released when the ledger has been looked at.
+    let trap = proxy.trap(claims, Moment::Before);
+    let meanwhile = async {
+        let held = trap.held(PATIENCE).await.expect("a look");
+        let service = &bench.running.service;
+        service.ledger.close(bought.order, OrderStatus::Cancelled).await.expect("a move");
+        service.stock.release(sale.id, &bought.user, bought.order).await.expect("an answer");
+        held.let_go();
+    };
+    let (found, ()) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
+    assert_eq!(found.expect("a look").rebuild, None);
+}
+
+/// Nothing that Redis forgets or sleeps through keeps an order from falling due.
+#[tokio::test]
+async fn an_order_that_falls_due_while_redis_is_cold_is_closed_and_its_unit_is_sold_again() {
+    let bench = Bench::start(&hasty("due_while_cold").await, Roles::OBSERVE).await;
+    let sale = bench.open(1).await;
+    let bought = bench.buy(&sale, "ann").await;
+    bench.record(&sale, &bought).await;
+    let _: i64 = bench.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
+    bench.meddle(&sale, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1").await;
+    assert_rebuilt(&bench, &sale, 2).await;
+    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Expired, None)));
+    assert_eq!(bench.remaining(&sale).await, 1);
+}
