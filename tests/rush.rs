@@ -3,6 +3,7 @@
 mod support;
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
@@ -104,6 +105,32 @@ async fn ten_units_and_100_buyers_end_in_exactly_ten_orders() {
     one.settle(sale).await;
     let ledger = one.service.ledger.view(sale).await.expect("a view").expect("a sale");
     assert_eq!((ledger.orders.len(), ledger.available), (10, 0));
+    two.stop().await;
+    one.stop().await;
+}
+
+/// A reserve is not stranded: once Redis has sold out, it is for those who come again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_comes_again_after_sold_out_gets_the_reserve_and_not_one_unit_more() {
+    let (one, two) = two_nodes("reserve_rush").await;
+    let sale = open(&one, &two, NewSale { total: 10, reserve: Some(3), ..new_sale() }).await;
+    let mut accepted = by_code(&rush([&one, &two], sale, users(100)).await)["accepted"];
+    assert!(accepted >= 7, "seven units are in Redis from the start, {accepted} were sold");
+    let mut newcomers = 100..;
+    let begun = Instant::now();
+    while accepted < 10 {
+        assert!(begun.elapsed() < PATIENCE, "the reserve stays where it is: {accepted} sold");
+        let user = newcomers.next().map(|n| format!("u{n}")).expect("there is no last one");
+        let codes = by_code(&rush([&one, &two], sale, vec![user]).await);
+        accepted += codes.get("accepted").unwrap_or(&0);
+        // As often as a person looks; the auditor needs its turn, too.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let late = rush([&one, &two], sale, (10_000..10_100).map(|n| format!("u{n}")).collect()).await;
+    assert_eq!(by_code(&late), counted([("sold_out", 100)]));
+    one.settle(sale).await;
+    let ledger = one.service.ledger.view(sale).await.expect("a view").expect("a sale");
+    assert_eq!((ledger.orders.len(), ledger.available, ledger.reserve), (10, 0, 0));
     two.stop().await;
     one.stop().await;
 }

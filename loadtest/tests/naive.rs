@@ -9,7 +9,7 @@ use serde_json::Value;
 fn flood(strategy: &str) -> Value {
     let file = std::env::temp_dir().join(format!("seckill-naive-{strategy}-{}", std::process::id()));
     let run = Command::new(env!("CARGO_BIN_EXE_loadtest"))
-        .args(["run", "rush", "--stock", "100", "--buyers", "2000", "--window-s", "0", "--early", "0"])
+        .args(["run", "flood", "--stock", "100", "--buyers", "2000", "--max-quantity", "1", "--seconds", "0"])
         .args(["--strategy", strategy, "--report"])
         .arg(&file)
         .output()

@@ -153,7 +153,7 @@ fn limits_hold_scripts_and_the_blacklist_holds_whoever_is_on_it() {
     command.args(["run", "bots", "--sandbox", "--stock", "40", "--buyers", "100", "--seconds", "2"]);
     let (report, text) = run(command, "bots");
     check("bots", &report, &text);
-    for check in ["refusals_expected", "blocked_got_nothing"] {
+    for check in ["refusals_expected", "blocked_got_nothing", "only_scripts_limited"] {
         assert_eq!(holds(&report, "checks", check), Some(true), "{text}");
     }
     // A quarter of the scripts is blocked, each with every purchase.
@@ -171,7 +171,7 @@ fn a_refusal_that_the_scenario_rules_out_fails_the_run() {
     std::fs::remove_file(&file).expect("the file is ours");
     let text = String::from_utf8_lossy(&run.stdout);
     assert!(!run.status.success(), "{text}");
-    assert!(text.contains("refusals_allowed    BROKEN") && text.contains("sold_out"), "{text}");
+    assert!(text.contains("refusals_allowed      BROKEN") && text.contains("sold_out"), "{text}");
     assert!(!text.contains("per second"), "{text}");
 }
 

@@ -2,8 +2,7 @@
 //!
 //! Clicks follow the plan, not the answers: a slow service meets the same crowd as a fast one, and latency counts
 //! from the moment at which the click was due. A fixed number of workers take the clicks in order, so a request
-//! costs no task of its own. A buyer who is left without a decision asks `GET …/order`, or sends the same
-//! Idempotency-Key again, until somebody decides or patience ends. A crowd with [`Habits`] lives on: orders are paid,
+//! costs no task of its own. A buyer who is left without a decision asks on ([`super::asking`]). A crowd with [`Habits`] lives on: orders are paid,
 //! cancelled and forgotten ([`super::life`]), and who got nothing comes again when the sale shows units
 //! ([`super::waiting`]).
 
@@ -15,13 +14,13 @@ use hyper::body::Bytes;
 use hyper::{Method, Uri};
 use serde::Deserialize;
 use tokio::sync::Semaphore;
-use tokio::time::{sleep, sleep_until};
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::answer::{Answer, Channel};
 use super::client::{Caller, Client};
-use super::demand::{Click, Habits, Plan, body_for};
+use super::demand::{Click, Habits, Plan};
 use super::operator::OnSale;
 use super::places::Places;
 use super::record::{ClientRecord, Heard, Recorder, Tally, Waiting};
@@ -29,9 +28,10 @@ use super::witness::{Outsider, Witness};
 use crate::api::problem::Code;
 use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
 
-/// Purchases, payments and look-ups at once of buyers who do not click for the first time: they must not take the
-/// connections of those who do.
-const AFTERWARDS: usize = 128;
+/// Purchases at once of buyers who come again, and payments and look-ups at once of those who have an order: they must
+/// not take the connections of those who click for the first time, but who has an order has little time to pay it.
+const AGAIN: usize = 64;
+const AFTERWARDS: usize = 512;
 
 /// How many clicks are in flight at most, and how long an undecided buyer goes on asking.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +45,8 @@ pub struct Temper {
     /// Closed loop: so many buyers click one after the other, each as soon as the last answer is there, and the plan's
     /// times do not count. Such a crowd waits for a slow service, and hides how slow it is.
     pub closed_loop: bool,
+    /// Every first click comes over a connection of its own.
+    pub fresh: bool,
 }
 
 impl Default for Temper {
@@ -54,6 +56,7 @@ impl Default for Temper {
             patience: Duration::from_secs(60),
             pause: Duration::from_millis(100),
             closed_loop: false,
+            fresh: false,
         }
     }
 }
@@ -62,11 +65,11 @@ impl Default for Temper {
 pub struct Crowd {
     pub(super) client: Arc<Client>,
     pub(super) plan: Arc<Plan>,
-    temper: Temper,
+    pub(super) temper: Temper,
     pub(super) habits: Option<Habits>,
     pub(super) sale: SaleId,
     purchases: Uri,
-    own_order: Uri,
+    pub(super) own_order: Uri,
     /// When the sale starts, by the service's clock as this machine sees it.
     start: Instant,
     pub recorder: Recorder,
@@ -77,6 +80,7 @@ pub struct Crowd {
     pub(super) places: Places,
     /// The orders that are not over yet.
     pub(super) lives: TaskTracker,
+    pub(super) again: Semaphore,
     pub(super) hands: Semaphore,
     /// Orders whose buyers left before the end.
     pub(super) unfinished: AtomicU64,
@@ -84,7 +88,7 @@ pub struct Crowd {
     /// Deliveries of units that are still to come.
     expected: AtomicUsize,
     /// No further click, and nobody waits for anything.
-    leaving: CancellationToken,
+    pub(super) leaving: CancellationToken,
 }
 
 /// A purchase as it is sent.
@@ -166,6 +170,7 @@ impl Crowd {
             asked: TaskTracker::new(),
             places,
             lives: TaskTracker::new(),
+            again: Semaphore::new(AGAIN),
             hands: Semaphore::new(AFTERWARDS),
             unfinished: AtomicU64::new(0),
             clicked: AtomicBool::new(false),
@@ -256,19 +261,6 @@ impl Crowd {
         }
     }
 
-    /// A buyer who was told of units comes for at most so many of them, and asks until there is a decision.
-    pub(super) async fn come_again(self: Arc<Self>, number: u32, at_most: u32) {
-        let Ok(_hand) = self.hands.acquire().await else { return };
-        let buyer = &self.plan.buyers[number as usize];
-        let caller = Caller { idempotency_key: None, ..buyer.caller.clone() };
-        let wish = Wish { caller, body: body_for(buyer.quantity.min(at_most).max(1)), again: true };
-        let answer = self.purchase(number, 1, Instant::now(), &wish).await;
-        if answer.is_open() {
-            self.follow_up(number, 1, answer, &wish).await;
-        }
-        self.places.back(number);
-    }
-
     fn first_wish(&self, number: u32) -> Wish {
         let buyer = &self.plan.buyers[number as usize];
         Wish { caller: buyer.caller.clone(), body: buyer.body.clone(), again: false }
@@ -280,9 +272,16 @@ impl Crowd {
         due.unwrap_or(self.start)
     }
 
-    async fn purchase(self: &Arc<Self>, number: u32, nth: u32, due: Instant, wish: &Wish) -> Answer {
+    pub(super) async fn purchase(self: &Arc<Self>, number: u32, nth: u32, due: Instant, wish: &Wish) -> Answer {
         let node = number as usize + nth as usize;
-        let sent = self.client.send(node, Method::POST, &self.purchases, &wish.caller, wish.body.clone());
+        let sent = self.client.send_over(
+            self.temper.fresh && !wish.again,
+            node,
+            Method::POST,
+            &self.purchases,
+            &wish.caller,
+            wish.body.clone(),
+        );
         let sent = sent.await;
         let channel = Channel::of(&sent);
         let answer = Answer::of(sent);
@@ -292,63 +291,5 @@ impl Crowd {
             self.lives.spawn(Arc::clone(self).live_on(number, order, habits));
         }
         answer
-    }
-
-    /// Asks until there is a decision: what a careful client does after an unknown answer.
-    async fn follow_up(self: &Arc<Self>, number: u32, mut nth: u32, mut answer: Answer, wish: &Wish) {
-        let deadline = Instant::now() + self.temper.patience;
-        let mut pause = self.temper.pause;
-        loop {
-            let asked_to_wait = match answer {
-                Answer::Undecided { retry_after, .. } => retry_after,
-                _ => None,
-            };
-            // Spread by buyer, so that thousands who failed together do not come back together.
-            let spread = pause.mul_f64(f64::from(number % 64) / 64.0);
-            let wait = sleep(asked_to_wait.unwrap_or(pause) + spread);
-            if self.leaving.run_until_cancelled(wait).await.is_none() || Instant::now() >= deadline {
-                self.recorder.gave_up();
-                return;
-            }
-            pause = (pause * 2).min(Duration::from_secs(1));
-            // The next node, as a balancer would do.
-            nth += 1;
-            if wish.caller.idempotency_key.is_none() {
-                match self.own_order(number, nth).await {
-                    Some(Some(order)) => {
-                        self.recorder.found();
-                        if let (Some(habits), Some(order)) = (self.habits, self.places.holds(number, order)) {
-                            self.lives.spawn(Arc::clone(self).live_on(number, order, habits));
-                        }
-                        return;
-                    }
-                    Some(None) => {}
-                    None => {
-                        answer = Answer::Undecided { status: None, retry_after: None };
-                        continue;
-                    }
-                }
-            }
-            answer = self.purchase(number, nth, Instant::now(), wish).await;
-            if !answer.is_open() {
-                return;
-            }
-        }
-    }
-
-    /// The order that the buyer has, if it is not closed; `None` when the service cannot say.
-    pub(super) async fn own_order(&self, number: u32, nth: u32) -> Option<Option<OrderId>> {
-        let caller = &self.plan.buyers[number as usize].caller;
-        let node = number as usize + nth as usize;
-        let reply = self.client.send(node, Method::GET, &self.own_order, caller, Bytes::new()).await.ok()?;
-        match reply.status {
-            200 => {
-                let seen: Seen = serde_json::from_slice(&reply.body).ok()?;
-                let open = matches!(seen.status, OrderStatus::Queued | OrderStatus::Created | OrderStatus::Paid);
-                Some(open.then_some(seen.order_id))
-            }
-            404 => Some(None),
-            _ => None,
-        }
     }
 }

@@ -90,6 +90,13 @@ pub fn stock_as_delivered(total: Option<i64>, wanted: u32) -> Finding {
     Finding { name: "stock_as_delivered", holds, detail }
 }
 
+/// Nobody was told to slow down but scripts, which come behind so many honest buyers.
+pub fn only_scripts_limited(record: &ClientRecord, honest: u32) -> Finding {
+    let of_honest = record.limited.iter().filter(|buyer| **buyer < honest).count();
+    let detail = format!("{} scripts and {of_honest} honest buyers were limited", record.limited.len() - of_honest);
+    Finding { name: "only_scripts_limited", holds: holds_if(of_honest == 0), detail }
+}
+
 /// No user of the blacklist holds an order.
 pub fn blocked_got_nothing(blocked: &HashSet<&UserId>, ledger: Option<&LedgerView>) -> Finding {
     let name = "blocked_got_nothing";

@@ -6,6 +6,8 @@
 
 pub mod answer;
 
+mod asking;
+
 pub mod buyers;
 
 pub mod checks;

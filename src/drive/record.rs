@@ -37,6 +37,8 @@ pub struct ClientRecord {
     pub no_answer: NoAnswer,
     /// Decided refusals by code.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Buyers that were told to slow down.
+    pub limited: HashSet<u32>,
     /// Answers that decide nothing: 5xx, timeout, reset. The purchase may have gone through.
     pub unconfirmed: u64,
     pub http_5xx: u64,
@@ -83,6 +85,7 @@ impl ClientRecord {
             http: BTreeMap::new(),
             no_answer: NoAnswer::default(),
             refused: BTreeMap::new(),
+            limited: HashSet::new(),
             unconfirmed: 0,
             http_5xx: 0,
             client_errors: 0,
@@ -279,6 +282,9 @@ impl Recorder {
                 self.tally.refused.fetch_add(1, Relaxed);
                 *record.refused.entry(refusal.code).or_default() += 1;
                 record.refused_us.saturating_record(us);
+                if refusal.is(Code::RateLimited) {
+                    record.limited.insert(buyer);
+                }
                 if !again {
                     record.refused_at_first += 1;
                     record.last_refused = since_start;

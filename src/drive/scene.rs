@@ -225,6 +225,9 @@ impl<'a, W: Witness> Scene<'a, W> {
         record: &ClientRecord,
     ) -> anyhow::Result<()> {
         let mut findings = self.rules.check(&report.refused, record);
+        if self.demand.bots.is_some() {
+            findings.push(checks::only_scripts_limited(record, self.demand.buyers));
+        }
         let blocked: HashSet<_> = plan.blocked(&self.demand).collect();
         if self.deliveries.is_some() || !blocked.is_empty() {
             let ledger = self.witness.ledger(on_sale.id).await?;

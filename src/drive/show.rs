@@ -129,7 +129,7 @@ impl Shown<'_> {
                 Standing::Broken => "BROKEN",
                 Standing::NotChecked => "not checked",
             };
-            writeln!(f, "  {:<20}{holds:<13}{}", finding.name, finding.detail)?;
+            writeln!(f, "  {:<22}{holds:<13}{}", finding.name, finding.detail)?;
         }
         let word = if self.0.verdict == Verdict::Pass { "pass" } else { "fail" };
         write!(f, "\nVerdict  {word}: {}", verdict_in_words(self.0))

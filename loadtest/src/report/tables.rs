@@ -1,11 +1,15 @@
 //! The figures that no picture shows, and what the run ran on.
 
-use seckill::drive::report::{Afterwards, Quantiles, Report};
+use seckill::drive::report::{Afterwards, Quantiles, Report, SaleReport};
+use seckill::promises::Standing;
 
 use super::html::Text;
 use super::plot::{number, put};
 
 pub fn section(out: &mut String, report: &Report) {
+    if !report.sales.is_empty() {
+        sales(out, &report.sales);
+    }
     out.push_str("<h2>All figures</h2>\n");
     pairs(out, &figures(report));
     out.push_str("<h2>The machine</h2>\n");
@@ -13,6 +17,42 @@ pub fn section(out: &mut String, report: &Report) {
     let note = "The buyers ran on this machine. Where the service ran there too, both shared its processors: such \
                 figures compare versions of the service and do not tell what it can do alone.";
     put(out, format_args!("<p class=\"note\">{note}</p>\n"));
+}
+
+/// Each of several sales in a line of its own.
+fn sales(out: &mut String, sales: &[SaleReport]) {
+    out.push_str("<h2>The sales</h2>\n<div class=\"card\"><table class=\"promises\">\n");
+    for sale in sales {
+        let findings = || sale.promises.iter().chain(&sale.checks);
+        let broken: Vec<_> = findings().filter(|f| f.holds == Standing::Broken).map(|f| f.name).collect();
+        let open = findings().filter(|f| f.holds == Standing::NotChecked).count();
+        let (class, word) = match (broken.is_empty(), open) {
+            (false, _) => ("fail", "broken"),
+            (true, 0) => ("pass", "holds"),
+            (true, _) => ("open", "not all checked"),
+        };
+        let count = |n: u64| number(n as f64);
+        let mut said = vec![
+            format!("{} purchases", count(sale.requests)),
+            format!("{} accepted", count(sale.accepted)),
+            format!("{} units oversold", number(sale.oversold as f64)),
+        ];
+        said.extend(sale.unsold.map(|unsold| format!("{} unsold", number(unsold as f64))));
+        said.extend(sale.orders.iter().map(|(state, n)| format!("{} {state}", count(*n))));
+        said.extend((!broken.is_empty()).then(|| format!("broken: {}", broken.join(", "))));
+        put(
+            out,
+            format_args!(
+                "<tr><th scope=\"row\">{}<small>sale {}, {} units</small></th><td class=\"stand\">\
+                 <span class=\"badge {class}\">{word}</span></td><td>{}</td></tr>\n",
+                Text(&sale.name),
+                Text(sale.sale),
+                number(sale.stock.into()),
+                Text(said.join(", ")),
+            ),
+        );
+    }
+    out.push_str("</table></div>\n");
 }
 
 type Pair = (String, String);
@@ -36,8 +76,12 @@ fn figures(report: &Report) -> Vec<Pair> {
     all.extend([
         count("left without a decision", report.unconfirmed),
         count("of these with a status (5xx)", report.http_5xx),
+        count("timeouts", report.no_answer.timeouts),
+        count("broken connections", report.no_answer.resets),
+        count("never sent: no connection", report.no_answer.not_sent),
         count("not sent, or not understood", report.client_errors),
     ]);
+    all.extend(report.http.iter().map(|(status, n)| count(&format!("answers of status {status}"), *n)));
     all.extend(report.orders.iter().map(|(state, n)| count(&format!("orders {state}"), *n)));
     let after = report.afterwards;
     if after != Afterwards::default() {
@@ -54,6 +98,7 @@ fn figures(report: &Report) -> Vec<Pair> {
     all.extend([
         ("units oversold".to_owned(), number(report.oversold as f64)),
         ("units unsold".to_owned(), report.unsold.map_or_else(|| "not known".to_owned(), |n| number(n as f64))),
+        count("orders of buyers without an answer", report.unanswered_orders),
         count("orders lost", report.lost),
         count("orders dishonoured", report.dishonoured),
         count("duplicates", report.duplicates),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use seckill::drive::distribution::{Distribution, Distributions};
 use seckill::drive::machine::Machine;
-use seckill::drive::report::{Afterwards, Latencies, Quantiles, Rates};
+use seckill::drive::report::{Afterwards, Latencies, NoAnswer, Quantiles, Rates, SaleReport};
 use seckill::drive::timeline::{Bucket, Timeline};
 use seckill::promises::{Finding, NAMES, Standing};
 
@@ -12,6 +12,15 @@ use super::promises::meaning;
 use super::*;
 use crate::faults::Entry;
 
+/// What else runs are checked for.
+const CHECKS: [&str; 6] = [
+    "orders_ended",
+    "moves_kept",
+    "refusals_allowed",
+    "refusals_expected",
+    "stock_as_delivered",
+    "blocked_got_nothing",
+];
 const STYLE: &str = include_str!("style.css");
 
 fn heading(name: &str) -> Heading {
@@ -20,36 +29,7 @@ fn heading(name: &str) -> Heading {
 
 /// Nothing happened, nothing is known.
 fn empty() -> Report {
-    let none = Quantiles { p50: 0.0, p99: 0.0, p999: 0.0 };
-    Report {
-        broker: String::new(),
-        redis_fsync: String::new(),
-        nodes: 0,
-        stock: 0,
-        requests: 0,
-        accepted: 0,
-        refused: BTreeMap::new(),
-        unconfirmed: 0,
-        orders: BTreeMap::new(),
-        afterwards: Afterwards::default(),
-        oversold: 0,
-        unsold: None,
-        duplicates: 0,
-        lost: 0,
-        dishonoured: 0,
-        http_5xx: 0,
-        client_errors: 0,
-        rates: Rates::default(),
-        latency_ms: Latencies { accepted: none, refused: none },
-        latency_distribution: Distributions::default(),
-        timeline: Timeline::default(),
-        machine: Machine::default(),
-        promises: Vec::new(),
-        checks: Vec::new(),
-        verdict: Verdict::Fail,
-        settled: true,
-        ..Report::default()
-    }
+    Report { settled: true, ..Report::default() }
 }
 
 /// Every figure is another one, so that each can be found.
@@ -76,6 +56,9 @@ fn full() -> Report {
         requests: 44_111,
         accepted: 1_502,
         refused: refused.clone(),
+        http: BTreeMap::from([(202, 1_041), (409, 1_042)]),
+        no_answer: NoAnswer { not_sent: 1_043, timeouts: 1_044, resets: 1_045 },
+        unanswered_orders: 1_046,
         unconfirmed: 404,
         orders: BTreeMap::from([("created", 1_503), ("rejected", 12)]),
         afterwards: Afterwards {
@@ -105,7 +88,7 @@ fn full() -> Report {
         promises: NAMES
             .map(|name| Finding { name, holds: Standing::Holds, detail: format!("the figures of {name}") })
             .to_vec(),
-        checks: ["orders_ended", "moves_kept"]
+        checks: CHECKS
             .map(|name| Finding { name, holds: Standing::Holds, detail: format!("the figures of {name}") })
             .to_vec(),
         verdict: Verdict::Pass,
@@ -164,7 +147,7 @@ fn a_page_is_well_formed_and_loads_nothing() {
 fn every_promise_and_every_figure_is_on_the_page() {
     let report = full();
     let page = page(&report, &heading("rush"));
-    for name in NAMES.into_iter().chain(["orders_ended", "moves_kept"]) {
+    for name in NAMES.into_iter().chain(CHECKS) {
         assert!(!meaning(name).is_empty(), "{name} is not explained");
         assert!(page.contains(&format!(">{name}<")) && page.contains(&format!("the figures of {name}")), "{name}");
     }
@@ -195,6 +178,12 @@ fn every_promise_and_every_figure_is_on_the_page() {
         "1,035",
         "1,036",
         "1,037",
+        "1,041",
+        "1,042",
+        "1,043",
+        "1,044",
+        "1,045",
+        "1,046",
         "3.1 / 33.2 / 333 ms",
         "0.41 / 4.2 / 44.3 ms",
     ];
@@ -218,6 +207,30 @@ fn a_broken_promise_is_at_the_top_and_in_its_row() {
     assert!(page.contains("class=\"verdict fail\"") && page.contains("A promise is broken"));
     assert_eq!(page.matches("badge fail").count() - STYLE.matches("badge fail").count(), 1);
     assert!(page.contains("card alarm\"><b>13</b>"), "the units oversold are marked");
+}
+
+#[test]
+fn several_sales_stand_in_lines_of_their_own() {
+    let mut report = full();
+    let sale = |name: &str, oversold| SaleReport {
+        name: name.to_owned(),
+        sale: seckill::domain::SaleId::new(7).expect("an id"),
+        stock: 10,
+        requests: 20,
+        accepted: 10,
+        orders: BTreeMap::from([("paid", 9)]),
+        oversold,
+        unsold: Some(0),
+        promises: report.promises.clone(),
+        checks: Vec::new(),
+    };
+    let mut bad = sale("<late>", 3);
+    bad.promises[0].holds = Standing::Broken;
+    report.sales = vec![sale("early", 0), bad];
+    let page = page(&report, &heading("mixed"));
+    check_well_formed(&page);
+    assert!(page.contains("<th scope=\"row\">early<small>sale 7, 10 units</small></th>"));
+    assert!(page.contains("&lt;late&gt;") && page.contains("3 units oversold") && page.contains("broken: no_oversell"));
 }
 
 #[test]

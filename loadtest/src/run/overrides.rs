@@ -94,7 +94,8 @@ impl Overrides {
     pub fn temper(&self, scenario: &Scenario) -> anyhow::Result<Temper> {
         let patience = Duration::try_from_secs_f64(self.patience_s)?;
         let closed_loop = self.closed_loop.is_some();
-        Ok(Temper { in_flight: scenario.in_flight, patience, closed_loop, ..Temper::default() })
+        let fresh = scenario.connections == Connections::Fresh;
+        Ok(Temper { in_flight: scenario.in_flight, patience, closed_loop, fresh, ..Temper::default() })
     }
 
     /// # Errors
@@ -102,9 +103,8 @@ impl Overrides {
     pub fn limits(&self, scenario: &Scenario, nodes: usize) -> anyhow::Result<Limits> {
         let response = Duration::try_from_secs_f64(self.timeout_s)?;
         // All clicks in flight may go to one node for a moment, and those who pay need connections, too.
-        let connections = (scenario.in_flight * 3 / 2).div_ceil(nodes.max(1)).max(1) + 64;
-        let fresh = scenario.connections == Connections::Fresh;
-        Ok(Limits { connections, response, fresh, ..Limits::default() })
+        let connections = (scenario.in_flight * 3 / 2).div_ceil(nodes.max(1)).max(1) + 256;
+        Ok(Limits { connections, response, ..Limits::default() })
     }
 }
 

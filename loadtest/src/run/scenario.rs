@@ -62,7 +62,7 @@ pub enum Doors {
 pub enum Connections {
     #[default]
     Kept,
-    /// One for each request.
+    /// One for each first click.
     Fresh,
 }
 

@@ -11,10 +11,11 @@ use secrecy::SecretString;
 
 use self::shop::{Fault, Shop, sale};
 use super::buyers::{Crowd, Temper};
+use super::checks::Rules;
 use super::client::{Client, Limits};
-use super::demand::{Demand, Plan, Shape};
+use super::demand::{Bots, Demand, Plan, Shape};
 use super::record::ClientRecord;
-use super::report::{Report, Setting, Verdict};
+use super::report::{NoAnswer, Report, Setting, Verdict};
 use super::timeline::{Bucket, Watch};
 use super::tokens::Tokens;
 use super::verdict::{Case, Patience};
@@ -53,7 +54,7 @@ async fn crowd(shop: &Shop, demand: &Demand, in_flight: usize) -> Run {
     let client = Arc::new(Client::new(&[&shop.url, &shop.url], limits).expect("a base URL"));
     let start = Instant::now() + Duration::from_millis(100);
     let (patience, pause) = (Duration::from_secs(20), Duration::from_millis(5));
-    let temper = Temper { in_flight, patience, pause, closed_loop: false };
+    let temper = Temper { in_flight, patience, pause, closed_loop: false, fresh: false };
     let crowd = Crowd::with_habits(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper, demand.habits)
         .expect("a crowd");
     crowd.run_before(shop).await;
@@ -159,6 +160,60 @@ async fn latency_counts_from_the_intended_start_of_a_click() {
     let run = crowd(&shop, &demand, 1).await;
     // All clicks are due at once and go one by one: the last one waits for all others.
     assert!(run.record.accepted_us.max() >= 300_000, "{}", run.record.accepted_us.max());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_closed_loop_the_times_of_the_plan_do_not_count() {
+    let shop = Shop::open(1000, Fault::None);
+    let demand = Demand { buyers: 30, window: Duration::from_secs(3600), hasty: 0.0, early: 0.0, ..demand() };
+    let plan = Arc::new(plan(&demand));
+    let client = Arc::new(Client::new(&[&shop.url], Limits::default()).expect("a base URL"));
+    let temper = Temper { in_flight: 2, closed_loop: true, fresh: true, ..Temper::default() };
+    let crowd = Crowd::new(client, plan, sale(), Instant::now(), temper).expect("a crowd");
+    crowd.run().await;
+    let record = crowd.into_record().expect("nobody else holds the crowd");
+    assert_eq!((record.accepted.len(), record.client_errors), (30, 0), "within the hour");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_purchase_is_counted_by_its_status_or_as_unanswered() {
+    let report = verdict(100, Fault::Mute).await;
+    let by_status: u64 = report.http.values().sum();
+    let NoAnswer { not_sent, timeouts, resets } = report.no_answer;
+    assert_eq!(report.requests, by_status + not_sent + timeouts + resets);
+    assert_eq!((report.http[&503], report.http_5xx), (report.unconfirmed, report.unconfirmed));
+    assert!(report.unanswered_orders > 0, "orders whose 202 was never heard");
+}
+
+#[test]
+fn scripts_share_addresses_and_the_first_of_them_are_blocked() {
+    let bots = Bots { users: 4, clicks: 10, addresses: 2, blocked: 1 };
+    let demand = Demand { bots: Some(bots), hasty: 0.0, early: 0.0, ..demand() };
+    let plan = plan(&demand);
+    assert_eq!((plan.buyers.len(), plan.clicks.len()), (304, 340));
+    let addresses: std::collections::HashSet<_> =
+        plan.buyers[300..].iter().map(|bot| bot.caller.forwarded_for.clone()).collect();
+    assert_eq!(addresses.len(), 2);
+    let blocked: Vec<_> = plan.blocked(&demand).cloned().collect();
+    assert_eq!(blocked, [plan.buyers[300].user.clone()]);
+    assert!(plan.clicks.is_sorted_by_key(|click| click.at_us));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_of_the_run_counts_like_a_promise() {
+    let shop = Shop::open(50, Fault::None);
+    let run = crowd(&shop, &demand(), 32).await;
+    let judged = async |allowed: &[&str], expected: &[&str]| {
+        let words = |codes: &[&str]| codes.iter().map(|code| (*code).to_owned()).collect::<Vec<_>>();
+        let mut report = judge(&run, &shop, 50).await;
+        let rules = Rules { allowed: Some(words(allowed)), expected: words(expected) };
+        report.add_checks(rules.check(&report.refused, &run.record));
+        report.verdict
+    };
+    let all = ["sold_out", "not_enough_left", "already_purchased"];
+    assert_eq!(judged(&all, &["sold_out"]).await, Verdict::Pass);
+    assert_eq!(judged(&all[1..], &[]).await, Verdict::Fail, "sold_out was ruled out");
+    assert_eq!(judged(&all, &["rate_limited"]).await, Verdict::Fail, "nobody was limited");
 }
 
 #[tokio::test(flavor = "multi_thread")]
