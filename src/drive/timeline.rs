@@ -3,7 +3,7 @@
 //! Answers are counted where they are recorded anyway, under the same lock. The stores are asked ten times a second
 //! from outside, each by a loop of its own: a store that does not answer leaves a gap in its line, not in the other's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,21 +30,26 @@ pub struct Timeline {
 impl Timeline {
     /// Adds the course of another sale that went on at the same time.
     pub fn add(&mut self, other: Self) {
-        let mut all: BTreeMap<i64, Bucket> =
-            std::mem::take(&mut self.buckets).into_iter().map(|bucket| (bucket.at_ms, bucket)).collect();
-        for bucket in other.buckets {
-            let sum = all.entry(bucket.at_ms).or_insert_with(|| Bucket { at_ms: bucket.at_ms, ..Bucket::default() });
+        let by_time = |buckets: Vec<Bucket>| -> BTreeMap<i64, Bucket> {
+            buckets.into_iter().map(|bucket| (bucket.at_ms, bucket)).collect()
+        };
+        let (mut ours, mut theirs) = (by_time(std::mem::take(&mut self.buckets)), by_time(other.buckets));
+        let times: BTreeSet<i64> = ours.keys().chain(theirs.keys()).copied().collect();
+        let (mut remaining, mut sold) = (Levels::default(), Levels::default());
+        let sum = |at_ms| {
+            let bucket = theirs.remove(&at_ms).unwrap_or_default();
+            let mut sum = Bucket { at_ms, ..ours.remove(&at_ms).unwrap_or_default() };
             sum.accepted += bucket.accepted;
             sum.unconfirmed += bucket.unconfirmed;
             sum.client_errors += bucket.client_errors;
             for (code, count) in bucket.refused {
                 *sum.refused.entry(code).or_default() += count;
             }
-            let add = |one: Option<i64>, two: Option<i64>| one.map_or(two, |one| Some(one + two.unwrap_or(0)));
-            sum.remaining = add(sum.remaining, bucket.remaining);
-            sum.sold = add(sum.sold, bucket.sold);
-        }
-        *self = Self { bucket_ms: BUCKET_MS, buckets: all.into_values().collect() };
+            sum.remaining = remaining.sum(sum.remaining, bucket.remaining);
+            sum.sold = sold.sum(sum.sold, bucket.sold);
+            sum
+        };
+        *self = Self { bucket_ms: BUCKET_MS, buckets: times.into_iter().map(sum).collect() };
     }
 
     /// Units per second that became rows, to nine tenths of the most that rows ever held: the last ones may be units
@@ -55,6 +60,20 @@ impl Timeline {
         let end = |bucket: &Bucket| u64::try_from(bucket.at_ms + self.bucket_ms).unwrap_or(0);
         reached
             .map_or(0, |bucket| per_second(bucket.sold.unwrap_or(0).unsigned_abs(), Duration::from_millis(end(bucket))))
+    }
+}
+
+/// Two levels as they were last seen. Two sales are not always asked within the same bucket, and what was not seen
+/// has not gone.
+#[derive(Default)]
+struct Levels(Option<i64>, Option<i64>);
+
+impl Levels {
+    /// Both together, if one was seen now and the other ever.
+    fn sum(&mut self, one: Option<i64>, two: Option<i64>) -> Option<i64> {
+        (self.0, self.1) = (one.or(self.0), two.or(self.1));
+        one.or(two)?;
+        Some(self.0? + self.1?)
     }
 }
 
@@ -216,6 +235,16 @@ mod tests {
         assert_eq!((timeline.buckets[0].unconfirmed, timeline.buckets[0].refused["sold_out"]), (1, 1));
         assert_eq!(timeline.buckets[3].refused["sold_out"], 1);
         assert_eq!((timeline.buckets[5].sold, timeline.buckets[4].sold), (Some(7), None));
+    }
+
+    #[test]
+    fn levels_of_two_sales_add_up_though_they_are_not_seen_together() {
+        let bucket = |at_ms, remaining| Bucket { at_ms, accepted: 1, remaining, ..Bucket::default() };
+        let line = |buckets| Timeline { bucket_ms: BUCKET_MS, buckets };
+        let mut all = line(vec![bucket(0, Some(5)), bucket(100, None), bucket(200, Some(3)), bucket(300, None)]);
+        all.add(line(vec![bucket(100, Some(10)), bucket(200, None), bucket(300, None), bucket(400, Some(0))]));
+        let seen: Vec<_> = all.buckets.iter().map(|bucket| (bucket.accepted, bucket.remaining)).collect();
+        assert_eq!(seen, [(1, None), (2, Some(15)), (2, Some(13)), (2, None), (1, Some(3))]);
     }
 
     #[test]

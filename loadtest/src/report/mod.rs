@@ -101,7 +101,8 @@ fn figures(report: &Report) -> [Tile; 6] {
     let sold = report.unsold.map(|unsold| i64::from(report.stock) - unsold + report.oversold);
     let sold = sold.map_or_else(|| "?".to_owned(), |units| number(units as f64));
     let failed = report.lost + report.dishonoured;
-    let p99 = format!("{} ms", number(report.latency_ms.accepted.p99));
+    let p99 = report.latency_ms.accepted.p99;
+    let p99 = if p99 < 10_000.0 { format!("{} ms", number(p99)) } else { format!("{} s", number(p99 / 1000.0)) };
     [
         (sold, format!("of {} units sold", number(report.stock.into())), false),
         (number(report.oversold as f64), "units oversold".to_owned(), report.oversold > 0),
