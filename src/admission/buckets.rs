@@ -17,8 +17,8 @@ use std::time::Duration;
 use governor::clock::{Clock, Reference};
 use governor::middleware::NoOpMiddleware;
 use governor::nanos::Nanos;
-use governor::state::StateStore;
 use governor::state::keyed::{DashMapStateStore, ShrinkableKeyedStateStore};
+use governor::state::{NotKeyed, StateStore};
 use governor::{Quota, RateLimiter};
 use prometheus::{IntCounter, IntGauge};
 
@@ -127,7 +127,11 @@ impl<K: Hash + Eq + Clone> StateStore for Capped<K> {
     where
         F: Fn(Option<Nanos>) -> Result<(T, Nanos), E>,
     {
-        if self.buckets.contains_key(key) || self.reserve() {
+        // One look-up for a key that is held: it is the dearest part of a limiter.
+        if let Some(bucket) = self.buckets.get(key) {
+            return bucket.measure_and_replace(&NotKeyed::NonKey, decide);
+        }
+        if self.reserve() {
             return self.buckets.measure_and_replace(key, decide);
         }
         // Full: the key is treated as one that was never seen, and stays that way.

@@ -5,13 +5,14 @@ use std::time::Instant;
 
 use actix_web::body::{EitherBody, MessageBody};
 use actix_web::dev::{HttpServiceFactory, ServiceRequest, ServiceResponse};
+use actix_web::guard::{GuardContext, fn_guard};
 use actix_web::http::StatusCode;
 use actix_web::http::header::ALLOW;
 use actix_web::middleware::{Next, from_fn};
 use actix_web::{Error, Resource, web};
 use prometheus::IntCounter;
 
-use super::problem::{Code, Problem, Problematic};
+use super::problem::{self, Code, Problem};
 use crate::telemetry::http::{Http, Route};
 
 /// The metrics of all routes.
@@ -30,11 +31,30 @@ impl Measured {
         path: &str,
         routes: fn(Resource) -> Resource,
     ) -> impl HttpServiceFactory + use<> {
-        let route = Arc::new(Meter { route: self.0.route(name), problems: Default::default() });
+        let meter = self.meter(name);
         routes(web::resource(path)).wrap(from_fn(move |request, next| {
-            let route = Arc::clone(&route);
-            async move { answer(&route, request, next).await }
+            let meter = Arc::clone(&meter);
+            async move { answer(&meter, request, next).await }
         }))
+    }
+
+    /// A route below `prefix` for requests that are told by `guard` alone. They count as those of `name`.
+    pub(super) fn shortcut(
+        &self,
+        name: &'static str,
+        prefix: &str,
+        guard: fn(&GuardContext<'_>) -> bool,
+        route: actix_web::Route,
+    ) -> impl HttpServiceFactory + use<> {
+        let meter = self.meter(name);
+        web::scope(prefix).guard(fn_guard(guard)).default_service(route).wrap(from_fn(move |request, next| {
+            let meter = Arc::clone(&meter);
+            async move { answer(&meter, request, next).await }
+        }))
+    }
+
+    fn meter(&self, name: &'static str) -> Arc<Meter> {
+        Arc::new(Meter { route: self.0.route(name), problems: Default::default() })
     }
 }
 
@@ -58,7 +78,7 @@ async fn answer<B: MessageBody>(
     let _in_flight = meter.route.enter();
     let start = Instant::now();
     let response = next.call(request).await?;
-    let code = response.response().extensions().get::<Problematic>().map(|problem| problem.0);
+    let code = problem::code_of(response.response());
     let (code, response) = match (code, response.status()) {
         (None, StatusCode::METHOD_NOT_ALLOWED) => (Some(Code::MethodNotAllowed), other_method(response)),
         _ => (code, response.map_into_left_body()),

@@ -96,9 +96,9 @@ impl Code {
     }
 }
 
-/// The code of a response, left on it for the metrics.
+/// The code of a response, left on it for [`code_of`].
 #[derive(Clone, Copy, Debug)]
-pub struct Problematic(pub Code);
+struct Problematic(Code);
 
 /// A problem on its way to the client.
 #[derive(Clone, Debug)]
@@ -176,11 +176,21 @@ pub const MEDIA_TYPE: &str = "application/problem+json";
 const SOLD_OUT: &[u8] =
     br#"{"type":"urn:seckill:problem:sold_out","title":"Nothing is left","status":409,"code":"sold_out"}"#;
 
-/// The answer that most requests of a flash sale get: written once, copied never.
+/// The answer that most requests of a flash sale get: written once, copied never. It bears no mark either, which would
+/// be the only thing that is allocated for it: see [`code_of`].
 pub fn sold_out() -> HttpResponse {
-    let mut response = HttpResponse::build(StatusCode::CONFLICT);
+    let mut response = HttpResponse::build(Code::SoldOut.status());
     response.insert_header((actix_web::http::header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE)));
-    mark(response.body(Bytes::from_static(SOLD_OUT)), Code::SoldOut)
+    response.body(Bytes::from_static(SOLD_OUT))
+}
+
+/// The code of an answer, if it is a problem of ours.
+pub fn code_of<B>(response: &HttpResponse<B>) -> Option<Code> {
+    match response.extensions().get::<Problematic>() {
+        Some(marked) => Some(marked.0),
+        None if response.status() == Code::SoldOut.status() => Some(Code::SoldOut),
+        None => None,
+    }
 }
 
 fn mark(mut response: HttpResponse, code: Code) -> HttpResponse {

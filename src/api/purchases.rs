@@ -38,15 +38,20 @@ pub struct QueuedOrder {
     pub status: OrderStatus,
 }
 
-pub async fn purchase(
-    api: web::Data<Api>,
-    path: web::Path<String>,
-    request: HttpRequest,
-    body: Body,
-) -> Result<HttpResponse, Problem> {
+/// Where the purchases of every sale are.
+pub const SALES: &str = "/api/v1/sales";
+
+/// The sale in `/api/v1/sales/{sale}/purchases`, if this is such a path and its sale a plain number.
+pub fn sale_in(path: &str) -> Option<&str> {
+    let sale = path.strip_prefix(SALES)?.strip_prefix('/')?.strip_suffix("/purchases")?;
+    (!sale.is_empty() && sale.bytes().all(|byte| byte.is_ascii_digit())).then_some(sale)
+}
+
+pub async fn purchase(api: web::Data<Api>, request: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
     let body = caller::read(body)?;
     let user = caller::identity(&api, &request)?.user;
-    let sale = caller::sale(&api, &path)?;
+    let sale = sale_in(request.path()).unwrap_or_else(|| request.match_info().query("sale"));
+    let sale = caller::sale(&api, sale)?;
     let quantity = quantity(&request, &body)?;
     let key = caller::idempotency_key(&request)?;
 
@@ -64,7 +69,8 @@ pub async fn purchase(
         request: key.map(|key| request_key(key, quantity)),
         user: user.clone(),
     };
-    let answer = api.fallback.purchase(&sale, purchase, minted(&api, &sale)).await;
+    // Boxed, or every loser would carry the room that a winner's way through stock and reserve takes.
+    let answer = Box::pin(api.fallback.purchase(&sale, purchase, minted(&api, &sale))).await;
     if let Some(news) = answer.news {
         api.flags.of(sale.id).observe(news);
     }
@@ -176,5 +182,26 @@ fn refusal_problem(refusal: Refusal) -> Problem {
                 .with("max_quantity", max_quantity)
         }
         Refusal::KeyReused => Problem::new(Code::IdempotencyKeyReused),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_purchase_is_told_by_its_whole_path() {
+        assert_eq!(sale_in("/api/v1/sales/7/purchases"), Some("7"));
+        for other in [
+            "/api/v1/sales/7",
+            "/api/v1/sales//purchases",
+            "/api/v1/sales/7/8/purchases",
+            "/api/v1/sales7/purchases",
+            "/api/v1/sales/%37/purchases",
+            "/7/purchases",
+            "",
+        ] {
+            assert_eq!(sale_in(other), None, "{other}");
+        }
     }
 }
