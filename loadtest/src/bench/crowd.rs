@@ -24,6 +24,13 @@ impl Crowd {
         write_request(request, sale, &self.0[n], n);
     }
 
+    /// The whole request of buyer `n` (modulo their number).
+    pub fn request(&self, sale: SaleId, n: usize) -> Vec<u8> {
+        let mut request = Vec::new();
+        self.write(&mut request, sale, n);
+        request
+    }
+
     /// One line for each buyer, token and address, for a generator that is a program of its own.
     pub fn save(&self, file: &Path) -> anyhow::Result<()> {
         let mut lines = String::with_capacity(self.0.len() * 200);

@@ -17,8 +17,9 @@ use tokio::task::JoinSet;
 
 use super::crowd::Crowd;
 
-/// Nothing that is measured here takes nearly as long.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Nothing that is measured here takes nearly as long. One limit for a whole run: one for each read would be a timer
+/// for each answer.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A connection, and what was read of the next answer.
 pub struct Connection {
@@ -49,8 +50,7 @@ impl Connection {
                 self.filled -= length;
                 return Ok((status, length));
             }
-            let reading = self.stream.read(&mut self.buffer[self.filled..]);
-            match tokio::time::timeout(PATIENCE, reading).await.context("no answer in time")?? {
+            match self.stream.read(&mut self.buffer[self.filled..]).await? {
                 0 => bail!("the connection was closed"),
                 more => self.filled += more,
             }
@@ -126,12 +126,23 @@ pub async fn closed(
         });
     }
     let mut all = Ran::default();
-    while let Some(one) = asking.join_next().await {
-        let one = one??;
+    for one in all_of(asking).await? {
         all.accepted += one.accepted;
         all.refused += one.refused;
     }
     Ok(Ran { seconds: begin.elapsed().as_secs_f64(), ..all })
+}
+
+/// What each connection has to tell, unless one failed or some answer does not come.
+pub async fn all_of<T: 'static>(mut tasks: JoinSet<anyhow::Result<T>>) -> anyhow::Result<Vec<T>> {
+    let gathering = async {
+        let mut all = Vec::new();
+        while let Some(one) = tasks.join_next().await {
+            all.push(one??);
+        }
+        anyhow::Ok(all)
+    };
+    tokio::time::timeout(PATIENCE, gathering).await.context("no answer in time")?
 }
 
 /// The length of the answer to one request: head and body.

@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use seckill::demo::say;
 use seckill::domain::SaleId;
 use tokio::task::JoinSet;
@@ -21,6 +22,8 @@ use super::report::{Figure, Goal, Kind, Report};
 const CONNECTIONS: u32 = 32;
 /// Requests in one write.
 const TOGETHER: u32 = 16;
+/// Far above what millions of users take.
+const PATIENCE: Duration = Duration::from_secs(1800);
 /// Users before the first look: connections, buffers and code are in memory then.
 const WARM_UP: u32 = 20_000;
 
@@ -79,8 +82,11 @@ async fn ask(ground: &Arc<Ground>, sale: SaleId, first: u32, count: u32) -> anyh
             }
         });
     }
-    while let Some(one) = asking.join_next().await {
-        one??;
-    }
-    Ok(())
+    let all = async {
+        while let Some(one) = asking.join_next().await {
+            one??;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(PATIENCE, all).await.context("no answer in time")?
 }

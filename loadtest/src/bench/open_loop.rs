@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use super::crowd::Crowd;
-use super::load::Connection;
+use super::load::{Connection, all_of};
 
 /// Enough that a connection is hardly ever still waiting when its next request is due.
 const CONNECTIONS: u32 = 256;
@@ -50,19 +50,19 @@ pub async fn run(
     status: u16,
 ) -> anyhow::Result<Latencies> {
     let each = Duration::from_secs_f64(f64::from(CONNECTIONS) / rate);
+    let turns = (rate * seconds / f64::from(CONNECTIONS)).ceil() as usize;
+    // Written before the first one is due: whatever is done in between shows in the figures.
+    let requests: Vec<Vec<Vec<u8>>> = (0..CONNECTIONS as usize)
+        .map(|place| (0..turns).map(|turn| crowd.request(sale, place + turn * CONNECTIONS as usize)).collect())
+        .collect();
     let begin = Instant::now() + HEAD_START;
-    let end = begin + Duration::from_secs_f64(seconds);
     let mut asking = JoinSet::new();
-    for place in 0..CONNECTIONS {
-        let crowd = Arc::clone(crowd);
+    for (place, requests) in (0..CONNECTIONS).zip(requests) {
         asking.spawn(async move {
             let mut connection = Connection::open(server).await?;
-            let (mut request, mut micros, mut others) = (Vec::new(), Vec::new(), 0);
+            let (mut micros, mut others) = (Vec::with_capacity(requests.len()), 0);
             let mut due = begin + each.mul_f64(f64::from(place) / f64::from(CONNECTIONS));
-            let mut buyer = place as usize;
-            while due < end {
-                request.clear();
-                crowd.write(&mut request, sale, buyer);
+            for request in requests {
                 sleep_until(due).await;
                 connection.send(&request).await?;
                 if connection.answer().await?.0 != status {
@@ -70,14 +70,12 @@ pub async fn run(
                 }
                 micros.push(u64::try_from(due.elapsed().as_micros())?);
                 due += each;
-                buyer += CONNECTIONS as usize;
             }
             anyhow::Ok((micros, others))
         });
     }
     let mut all = Latencies { sorted: Vec::new(), others: 0 };
-    while let Some(one) = asking.join_next().await {
-        let (micros, others) = one??;
+    for (micros, others) in all_of(asking).await? {
         all.sorted.extend(micros);
         all.others += others;
     }
