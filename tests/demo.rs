@@ -45,8 +45,8 @@ fn the_demo_sells_the_whole_stock_once_and_again_what_comes_back_and_keeps_every
     }
     let buckets = report["timeline"]["buckets"].as_array().expect("a list");
     let accepted: u64 = buckets.iter().filter_map(|bucket| bucket["accepted"].as_u64()).sum();
-    assert!(accepted >= 50, "{report}");
-    for (figure, last) in [("remaining", 0), ("sold", 50)] {
+    assert!(accepted >= 200, "{report}");
+    for (figure, last) in [("remaining", 0), ("sold", 200)] {
         assert_eq!(buckets.iter().rev().find_map(|bucket| bucket[figure].as_i64()), Some(last), "{figure}");
     }
     assert!(report["latency_distribution"]["refused"][0][0].as_f64().is_some_and(|ms| ms > 0.0), "{report}");

@@ -36,6 +36,10 @@ use crate::outbox::Publisher;
 /// The wait before a client that broke for good is made anew.
 const RESTART: Duration = Duration::from_secs(1);
 
+/// How long nothing may come from Kafka before a reader doubts that nothing is there: at first, and at most. It doubles
+/// with each client that is replaced, because a new one needs time as well.
+const QUIET: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(60)];
+
 /// Why the orders of a batch are not written.
 #[derive(Debug)]
 pub enum Fault {
@@ -92,11 +96,12 @@ impl<R: Record> Consumer<R> {
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let mut writer = Writer::new(&self.settings, self.recorder, self.publisher, self.metrics.clone());
         info!(group = self.settings.kafka.group, "the consumer runs");
+        let mut quiet = QUIET[0];
         loop {
             let (batches, taken) = tokio::sync::mpsc::channel(1);
             let (done, finished) = std::sync::mpsc::channel();
             let group = Group::new(&self.settings.kafka.topic, self.metrics.clone(), finished);
-            let reader = Reader::subscribe(&self.settings, group, batches, self.metrics.clone())
+            let reader = Reader::subscribe(&self.settings, group, batches, self.metrics.clone(), quiet)
                 .context("the Kafka consumer cannot be made")?;
             let until = stop.clone();
             let thread = thread::Builder::new().name("consumer".to_owned()).spawn(move || reader.run(&until))?;
@@ -107,6 +112,7 @@ impl<R: Record> Consumer<R> {
                 Ok(()) => break,
                 Err(error) => error!(%error, "the Kafka consumer is beyond repair; a new one takes over"),
             }
+            quiet = (quiet * 2).min(QUIET[1]);
             let _ = tokio::time::timeout(RESTART, stop.cancelled()).await;
         }
         info!("the consumer has stopped");

@@ -26,9 +26,6 @@ const POLL: Duration = Duration::from_millis(100);
 /// How long the writer may have a batch before the partitions are paused.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// How long nothing may come before somebody else is asked whether that is true.
-const QUIET: Duration = Duration::from_secs(5);
-
 /// What is waiting at the first look may be on its way; what still waits at the second is not coming.
 const SECOND_LOOK: Duration = Duration::from_secs(2);
 
@@ -42,6 +39,8 @@ pub(super) struct Reader {
     paused: bool,
     metrics: Metrics,
     failing: bool,
+    /// How long nothing may come before somebody else is asked whether that is true.
+    quiet: Duration,
     /// When to look whether messages wait that do not come.
     look_at: Instant,
     /// Whether some were waiting when it was last looked.
@@ -54,6 +53,7 @@ impl Reader {
         group: Group,
         batches: Sender<Batch>,
         metrics: Metrics,
+        quiet: Duration,
     ) -> KafkaResult<Self> {
         let consumer: BaseConsumer<Group> = client(settings).create_with_context(group)?;
         consumer.subscribe(&[&settings.kafka.topic])?;
@@ -66,7 +66,8 @@ impl Reader {
             paused: false,
             metrics,
             failing: false,
-            look_at: Instant::now() + QUIET,
+            quiet,
+            look_at: Instant::now() + quiet,
             waiting: false,
         })
     }
@@ -138,7 +139,7 @@ impl Reader {
             None => Ok(false),
             Some(Ok(message)) => {
                 self.next.add(&message);
-                (self.look_at, self.waiting) = (Instant::now() + QUIET, false);
+                (self.look_at, self.waiting) = (Instant::now() + self.quiet, false);
                 if self.failing {
                     info!("Kafka can be read again");
                     self.failing = false;
@@ -171,7 +172,7 @@ impl Reader {
             warn!("orders wait in Kafka and do not come: the topic may have been made anew");
             return Err(KafkaError::NoMessageReceived);
         }
-        self.look_at = Instant::now() + if waiting { SECOND_LOOK } else { QUIET };
+        self.look_at = Instant::now() + if waiting { SECOND_LOOK } else { self.quiet };
         self.waiting = waiting;
         Ok(())
     }

@@ -28,10 +28,11 @@ use super::witness::{Outsider, Witness};
 use crate::api::problem::Code;
 use crate::domain::{OrderId, OrderStatus, Reason, SaleId};
 
-/// Purchases at once of buyers who come again, and payments and look-ups at once of those who have an order: they must
-/// not take the connections of those who click for the first time, but who has an order has little time to pay it.
+/// Purchases at once of buyers who come again: they must not take the connections of those who click for the first time.
 const AGAIN: usize = 64;
-const AFTERWARDS: usize = 512;
+/// Payments and look-ups at once. Each needs one of the few connections that a node has to its database: many more at
+/// once would wait for these until they are turned away, and come too late to pay.
+const AFTERWARDS: usize = 80;
 
 /// How many clicks are in flight at most, and how long an undecided buyer goes on asking.
 #[derive(Clone, Copy, Debug)]

@@ -22,7 +22,8 @@ impl Metrics {
             "Messages by what became of them: created, skipped (a redelivery), or the reason of their rejection. \
              sold_out means that a 202 was broken.",
         );
-        let lost_races = "Writes that found the ledger other than it was read or presumed to be, and were decided again.";
+        let lost_races =
+            "Writes that found the ledger other than it was read or presumed to be, and were decided again.";
         let row_locks = "Batches that lost too many races and were written under a lock on the stock row.";
         let batch_seconds = HistogramOpts::new("seckill_ledger_batch_seconds", "Time to turn a batch into rows.");
         Self {

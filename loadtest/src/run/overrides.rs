@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_first_sale_and_the_others_keep_their_proportions() {
-        let mixed = changed("mixed", &["--stock", "20", "--buyers", "300", "--seconds", "1"]).expect("a scenario");
+        let mixed = changed("mixed", &["--stock", "20", "--buyers", "200", "--seconds", "1"]).expect("a scenario");
         let sizes: Vec<_> = mixed.sales.iter().map(|sale| (sale.stock, sale.buyers, sale.seconds)).collect();
-        assert_eq!(sizes, [(20, 300, 1.0), (40, 30, 3.0), (30, 30, 3.0), (15, 30, 3.0)]);
+        assert_eq!(sizes, [(20, 200, 1.0), (40, 30, 3.0), (30, 30, 3.0), (15, 30, 3.0)]);
     }
 
     #[test]

@@ -34,11 +34,12 @@ fn impatient() -> Demand {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_cancelled_or_forgotten_is_sold_again_to_those_who_come_again() {
+async fn what_is_cancelled_or_forgotten_is_sold_again() {
     let (run, report) = judged(100, Fault::None, &lively()).await;
     assert_eq!((report.verdict, broken(&report)), (Verdict::Pass, vec![]), "{:?}", report.checks);
     let after = report.afterwards;
-    assert!(after.cancelled > 0 && after.expired > 0 && after.bought_again > 0, "{after:?}");
+    assert!(after.cancelled > 0 && after.expired > 0, "{after:?}");
+    // Sold again to those who come again, or to those who come late: that is the machine's to say.
     assert_eq!((after.unfinished, report.unsold), (0, Some(0)));
     assert!(after.still_wanted > 0, "most go home with nothing");
     assert_eq!(report.orders.get("created"), None, "nothing is left unpaid");

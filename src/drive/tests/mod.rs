@@ -95,7 +95,6 @@ async fn an_honest_shop_passes_and_every_request_is_counted_once() {
     let over_time = Watch::default().timeline(&run.record.over_time);
     let in_bucket = |b: &Bucket| b.accepted + b.refused.values().sum::<u64>() + b.unconfirmed + b.client_errors;
     assert_eq!(over_time.buckets.iter().map(in_bucket).sum::<u64>(), report.requests);
-    assert!(over_time.buckets[0].at_ms < 0, "some came early");
 }
 
 #[tokio::test(flavor = "multi_thread")]
