@@ -27,12 +27,15 @@ use crate::config;
 use crate::domain::{Sale, SaleId, SaleState};
 use crate::ledger::{self, Ledger};
 use crate::lock::{self, AcquireError, Fence, Lock, Name, Released, fence};
-use crate::outbox::Publisher;
+use crate::outbox::{Backoff, Publisher};
 use crate::stock::script::StockCode;
 use crate::stock::{self, Stock};
 
 pub use figures::{Figures, Job, Metrics};
 pub use inspection::{Inspection, Reason};
+
+/// The first pause after a run that failed; each one after it is twice as long, up to the usual one.
+const SOON: Duration = Duration::from_millis(50);
 
 /// Why a run did not end.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +106,10 @@ impl Auditor {
     pub async fn run(self, stop: CancellationToken) {
         let mut deep_at: HashMap<SaleId, Instant> = HashMap::new();
         let mut troubled: HashMap<SaleId, String> = HashMap::new();
+        let every = Duration::from_millis(self.settings.every_ms);
+        // What is in trouble is looked at sooner. After a restart of Redis the first call over each connection fails, and
+        // a sale stands still meanwhile.
+        let mut soon = Backoff::new(SOON, every);
         while !stop.is_cancelled() {
             for sale in self.catalogue.all() {
                 if sale.state == SaleState::Draft {
@@ -113,9 +120,12 @@ impl Auditor {
                     deep_at.insert(sale.id, Instant::now() + Duration::from_millis(self.settings.deep_every_ms));
                 }
                 let Some(outcome) = stop.run_until_cancelled(self.run_once(&sale, deep)).await else { return };
-                tell_once(&mut troubled, sale.id, outcome.err());
+                if tell_once(&mut troubled, sale.id, outcome.err()) {
+                    soon.reset();
+                }
             }
-            let _ = tokio::time::timeout(Duration::from_millis(self.settings.every_ms), stop.cancelled()).await;
+            let pause = if troubled.is_empty() { every } else { soon.next() };
+            let _ = tokio::time::timeout(pause, stop.cancelled()).await;
         }
     }
 
@@ -159,10 +169,10 @@ impl Auditor {
         }
         if let Some(reason) = found.rebuild {
             let start = Instant::now();
-            let generation = self.rebuild(sale, fence).await?;
+            let (generation, steps) = self.rebuild(sale, fence).await?;
             self.metrics.rebuilt(start.elapsed());
             let took_ms = start.elapsed().as_millis();
-            tracing::warn!(sale = %sale.id, %reason, generation, took_ms, "the sale was rebuilt in Redis and sells again");
+            tracing::warn!(sale = %sale.id, %reason, generation, took_ms, %steps, "the sale was rebuilt in Redis and sells again");
             figures.repaired(Job::Rebuild, 1);
             return Ok(figures);
         }
@@ -203,15 +213,17 @@ impl Auditor {
     }
 }
 
-/// One line when a sale gets into trouble or into another one, one when it is over.
-fn tell_once(troubled: &mut HashMap<SaleId, String>, sale: SaleId, error: Option<Error>) {
+/// One line when a sale gets into trouble or into another one, one when it is over. True for the first of them.
+fn tell_once(troubled: &mut HashMap<SaleId, String>, sale: SaleId, error: Option<Error>) -> bool {
     match error.map(|error| error.to_string()) {
         Some(trouble) if troubled.get(&sale) != Some(&trouble) => {
             tracing::warn!(%sale, trouble, "the auditor cannot do its work on this sale now; it goes on trying");
             troubled.insert(sale, trouble);
+            return true;
         }
         Some(_) => {}
         None if troubled.remove(&sale).is_some() => tracing::info!(%sale, "the auditor can work on this sale again"),
         None => {}
     }
+    false
 }

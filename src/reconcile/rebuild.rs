@@ -4,7 +4,8 @@
 //! generation, so that whatever comes later is known to be late; warm. Each step may be repeated, and a lost lock
 //! means to start over: the steps are fenced in both stores. Nobody sells in between.
 
-use std::time::Duration;
+use std::fmt;
+use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
@@ -23,24 +24,61 @@ const ASK_KAFKA_EVERY: Duration = Duration::from_millis(100);
 /// Claims or requests in one call of the script.
 const PART: usize = 1_000;
 
+/// How long each step took: where a sale that stands still stands.
+#[derive(Debug)]
+pub(super) struct Steps {
+    since: Instant,
+    took: Vec<(&'static str, Duration)>,
+}
+
+impl Steps {
+    fn begin() -> Self {
+        Self { since: Instant::now(), took: Vec::new() }
+    }
+
+    fn done(&mut self, step: &'static str) {
+        let now = Instant::now();
+        self.took.push((step, now - self.since));
+        self.since = now;
+    }
+}
+
+impl fmt::Display for Steps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (nth, (step, took)) in self.took.iter().enumerate() {
+            write!(f, "{}{step} {} ms", if nth == 0 { "" } else { ", " }, took.as_millis())?;
+        }
+        Ok(())
+    }
+}
+
 impl Auditor {
     /// Rebuilds the sale and answers with its new generation. Waits as long as it takes: the lock's maximum hold
     /// bounds it from outside.
-    pub(super) async fn rebuild(&self, sale: &Sale, fence: &Fence) -> Result<i64, Error> {
+    pub(super) async fn rebuild(&self, sale: &Sale, fence: &Fence) -> Result<(i64, Steps), Error> {
+        let mut steps = Steps::begin();
         let Frozen::Yes { home, generation } = self.stock.freeze(sale.id, fence.token()).await? else {
             return Err(Error::Overtaken);
         };
+        steps.done("frozen");
         self.until_relays_have_flushed(&home).await?;
+        steps.done("relays flushed");
         loop {
             self.until_the_outbox_is_empty(sale.id).await?;
+            steps.done("outbox empty");
             self.until_the_ledger_has_caught_up().await?;
-            if self.republish_what_has_no_row(sale.id).await? == 0 {
+            steps.done("ledger caught up");
+            let missing = self.republish_what_has_no_row(sale.id).await?;
+            steps.done("rows compared");
+            if missing == 0 {
                 break;
             }
         }
         let warm = self.ledger.open_generation(sale.id, generation, Some(fence)).await?;
+        steps.done("generation raised");
         self.warm(fence, &home, &warm).await?;
-        Ok(warm.generation)
+        steps.done("warmed");
+        Ok((warm.generation, steps))
     }
 
     /// Orders that only a relay's memory holds are in Kafka afterwards.
