@@ -21,6 +21,19 @@ async fn a_generation_is_above_both_the_ledgers_and_the_one_seen_in_redis() {
     assert!(matches!(world.ledger.open_generation(unknown, 0, None).await, Err(Error::UnknownSale(_))));
 }
 
+/// PostgreSQL is older than Redis, and yet has the row: a repeat of it stops nobody.
+#[tokio::test]
+async fn a_repeat_from_a_newer_generation_is_skipped_where_its_row_exists() {
+    let world = World::new("repeat_from_a_newer").await;
+    let sale = world.sale(10).await;
+    let batch = messages(sale, 0..2);
+    assert_eq!(world.ledger.record(&batch).await.unwrap().created, 2);
+    world.meddle("UPDATE stock SET generation = 0").await;
+    assert_eq!(world.ledger.record(&batch).await.unwrap().skipped, 2);
+    let ahead = world.ledger.record(&messages(sale, 2..3)).await;
+    assert!(matches!(ahead, Err(Error::Ahead { .. })), "{ahead:?}");
+}
+
 #[tokio::test]
 async fn redis_is_warmed_with_live_orders_and_with_every_answered_request() {
     let world = World::new("warmed_with").await;
