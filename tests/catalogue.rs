@@ -103,6 +103,7 @@ async fn what_the_schema_does_not_allow_is_said_in_words_and_leaves_nothing() {
         (NewSale { starts_at: datetime!(1969-12-31 23:59:59 UTC), ..new_sale() }, "years"),
         // In UTC that is a year that has no room in the type.
         (NewSale { ends_at: datetime!(9999-12-31 23:59:59 -1), ..new_sale() }, "years"),
+        (NewSale { ends_at: datetime!(9901-01-01 0:00 UTC), ..new_sale() }, "years"),
     ];
     for (new, about) in refused {
         match world.catalogue.create(new).await {

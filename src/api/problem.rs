@@ -1,7 +1,7 @@
 //! Every error as RFC 9457 problem+json, with a stable code.
 
 use actix_web::http::StatusCode;
-use actix_web::http::header::{ALLOW, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use actix_web::web::Bytes;
 use actix_web::{HttpResponse, ResponseError};
 use serde_json::{Map, Value, json};
@@ -180,7 +180,7 @@ const SOLD_OUT: &[u8] =
 /// be the only thing that is allocated for it: see [`code_of`].
 pub fn sold_out() -> HttpResponse {
     let mut response = HttpResponse::build(Code::SoldOut.status());
-    response.insert_header((actix_web::http::header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE)));
+    response.insert_header((CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE)));
     response.body(Bytes::from_static(SOLD_OUT))
 }
 
@@ -188,8 +188,11 @@ pub fn sold_out() -> HttpResponse {
 pub fn code_of<B>(response: &HttpResponse<B>) -> Option<Code> {
     match response.extensions().get::<Problematic>() {
         Some(marked) => Some(marked.0),
-        None if response.status() == Code::SoldOut.status() => Some(Code::SoldOut),
-        None => None,
+        // The one problem without a mark.
+        None => {
+            let is_problem = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == MEDIA_TYPE);
+            (is_problem && response.status() == Code::SoldOut.status()).then_some(Code::SoldOut)
+        }
     }
 }
 

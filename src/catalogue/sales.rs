@@ -190,10 +190,10 @@ fn changed(old: &Sale, change: SaleChange) -> Result<Option<Sale>, Error> {
 }
 
 /// Redis is told milliseconds; the two must not disagree about the moment. In UTC, and within the years that every
-/// part can tell: an offset may carry a time out of the range of its type.
+/// part can tell: an offset may carry a time out of the range of its type, and retention is added to the end.
 fn whole_ms(time: OffsetDateTime) -> Result<OffsetDateTime, Error> {
-    let time = time.checked_to_offset(UtcOffset::UTC).filter(|time| (1970..=9999).contains(&time.year()));
-    let time = time.ok_or(Error::Invalid("times are in the years 1970 to 9999"))?;
+    let time = time.checked_to_offset(UtcOffset::UTC).filter(|time| (1970..=9900).contains(&time.year()));
+    let time = time.ok_or(Error::Invalid("times are in the years 1970 to 9900"))?;
     Ok(time.replace_millisecond(time.millisecond()).unwrap_or(time))
 }
 

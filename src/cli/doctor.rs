@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::out;
 use crate::admission::identity::Verifier;
 use crate::app;
-use crate::config::Settings;
+use crate::config::{self, Settings};
 use crate::consumer;
+use crate::ledger;
 use crate::stock::Stock;
 
 struct Report {
@@ -86,6 +87,10 @@ async fn postgres(settings: &Settings, report: &mut Report) {
     };
     let schema = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM _sqlx_migrations WHERE success");
     match schema.fetch_one(ledger.pool()).await {
+        Ok(count) if usize::try_from(count).is_ok_and(|count| count < ledger::migrations()) => {
+            let all = ledger::migrations();
+            report.bad("postgres", &format!("{count} of {all} migrations applied"), "run `seckill migrate`");
+        }
         Ok(count) => report.good("postgres", &format!("{count} migrations applied")),
         Err(_) => report.bad("postgres", "there is no schema", "run `seckill migrate`"),
     }
@@ -93,7 +98,10 @@ async fn postgres(settings: &Settings, report: &mut Report) {
 
 async fn kafka(settings: &Settings, report: &mut Report) {
     let kafka = settings.kafka.clone();
-    let backlog = tokio::task::spawn_blocking(move || consumer::backlog(&kafka));
+    let dead_letters = config::Kafka { topic: kafka.dead_letter_topic.clone(), ..kafka.clone() };
+    // Without a topic for them, the first message that is no order would hold up its consumer for ever.
+    let ask = move || consumer::watermarks(&dead_letters).and_then(|_| consumer::backlog(&kafka));
+    let backlog = tokio::task::spawn_blocking(ask);
     let backlog = tokio::time::timeout(Duration::from_secs(15), backlog).await;
     match backlog {
         Ok(Ok(Ok(messages))) => report.good("kafka", &format!("{messages} messages wait for the consumer")),

@@ -66,7 +66,8 @@ impl Command {
         match self {
             Self::Create { name, stock, reserve, price_cents, max_quantity, starts_at, ends_at, challenge } => {
                 let starts_at = starts_at.unwrap_or_else(OffsetDateTime::now_utc);
-                let ends_at = ends_at.unwrap_or(starts_at + Duration::HOUR);
+                let hour_later = starts_at.checked_add(Duration::HOUR);
+                let ends_at = ends_at.or(hour_later).context("the sale starts too late for any end")?;
                 let new =
                     NewSale { name, price_cents, total: stock, reserve, max_quantity, starts_at, ends_at, challenge };
                 print(&operator.create(new).await?);

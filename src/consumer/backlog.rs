@@ -66,23 +66,27 @@ pub fn watermarks(kafka: &config::Kafka) -> anyhow::Result<Watermarks> {
 /// When Kafka does not answer within a few seconds, or the topic does not exist.
 pub fn backlog(kafka: &config::Kafka) -> anyhow::Result<u64> {
     let partitions: Vec<_> = watermarks(kafka)?.0.into_keys().collect();
-    // Committed first: what is published in between counts as not yet written, never the other way round.
-    let committed = committed(kafka, partitions.into_iter())?;
-    Ok(watermarks(kafka)?.ahead_of(&committed))
+    waiting_in(kafka, &partitions)
 }
 
-/// Whether one of these partitions has messages that the group has not committed. Asks over a new connection, which
-/// knows nothing but what the brokers say now; blocks the calling thread while it asks.
-///
-/// # Errors
-/// When Kafka does not answer within a few seconds, or the topic does not exist.
-pub(super) fn is_waiting(kafka: &config::Kafka, partitions: &[i32]) -> anyhow::Result<bool> {
+/// As [`backlog`], in these partitions. Asks over a new connection, which knows nothing but what the brokers say now.
+fn waiting_in(kafka: &config::Kafka, partitions: &[i32]) -> anyhow::Result<u64> {
+    // Committed first: what is published in between counts as not yet written, never the other way round.
     let committed = committed(kafka, partitions.iter().copied())?;
     let mut marks = watermarks(kafka)?;
     marks.0.retain(|partition, _| partitions.contains(partition));
     // An offset beyond the end was committed in a topic of the same name that is gone.
     let of_this_topic = |(partition, offset): &(i32, i64)| marks.0.get(partition).is_some_and(|m| *offset <= m.high);
-    Ok(marks.ahead_of(&committed.into_iter().filter(of_this_topic).collect()) > 0)
+    Ok(marks.ahead_of(&committed.into_iter().filter(of_this_topic).collect()))
+}
+
+/// Whether one of these partitions has messages that the group has not committed. Blocks the calling thread while it
+/// asks.
+///
+/// # Errors
+/// When Kafka does not answer within a few seconds, or the topic does not exist.
+pub(super) fn is_waiting(kafka: &config::Kafka, partitions: &[i32]) -> anyhow::Result<bool> {
+    Ok(waiting_in(kafka, partitions)? > 0)
 }
 
 /// The offsets that the group has committed.

@@ -1,6 +1,6 @@
 //! The stage: private servers, and the service's roles on them, each a process of its own.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::config::Settings;
 use crate::drive::client::{Caller, Client, Limits};
 use crate::ledger::{self, Ledger};
 use crate::outbox;
-use crate::sandbox::{Options, Process, Sandbox};
+use crate::sandbox::{Options, Process, Sandbox, free_port};
 
 /// How long a node may take to become ready.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -276,9 +276,4 @@ pub fn open_doors(settings: Settings) -> Settings {
     settings.admission.user_burst = settings.admission.user_burst.max(40);
     settings.admission.max_tracked = settings.admission.max_tracked.max(1_000_000);
     settings
-}
-
-/// A port that is free now. The node that gets it binds it a moment later.
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

@@ -101,9 +101,16 @@ impl Ledger {
     }
 }
 
+static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("./migrations");
+
 /// Brings the schema up to date. Safe to run from several places at once: they wait for each other.
 pub async fn migrate(pool: &PgPool) -> Result<(), sqlx::migrate::MigrateError> {
-    sqlx::migrate!("./migrations").run(pool).await
+    MIGRATOR.run(pool).await
+}
+
+/// How many steps the schema of this version has.
+pub fn migrations() -> usize {
+    MIGRATOR.iter().count()
 }
 
 /// Whether a connection that goes back into the pool is good for another call. One that is not is closed.

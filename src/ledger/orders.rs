@@ -9,9 +9,16 @@ use crate::domain::{Order, OrderId, OrderStatus, SaleId, UserId};
 /// The guard on the old status is the whole protection against repeats and against payment racing expiry: of any
 /// number of callers one finds `created`. A unit goes home to the pool it was sold from, whatever has happened to
 /// the sale since.
+///
+/// The stock row is locked first, as by every other writer: two that took the rows in another order would wait for each
+/// other until PostgreSQL ends one of them.
 const MOVE: &str = concat!(
-    "WITH moved AS (
-        UPDATE orders SET status = $2, payment_id = $4 WHERE id = $1 AND status = 'created' RETURNING ",
+    "WITH locked AS (
+        SELECT stock.sale_id FROM stock JOIN orders ON orders.sale_id = stock.sale_id
+        WHERE orders.id = $1 AND orders.status = 'created' FOR UPDATE OF stock
+    ), moved AS (
+        UPDATE orders SET status = $2, payment_id = $4 FROM locked
+        WHERE orders.id = $1 AND orders.sale_id = locked.sale_id AND orders.status = 'created' RETURNING ",
     order_columns!(),
     "), home AS (
         UPDATE stock SET

@@ -25,7 +25,7 @@ use crate::domain::{OrderMessage, OrderStatus, Reason, SaleId};
 /// Races that a batch may lose before it takes the lock that nobody can win against.
 const RACES: usize = 3;
 
-/// Attempts under that lock. Only a deadlock with a stranger's transaction can spoil one.
+/// Attempts under that lock. Only a deadlock with a stranger's transaction can spoil one: our own take the stock row first.
 const LOCKED_ATTEMPTS: usize = 3;
 
 /// The units and the rows, or nothing at all: the insert draws on what the update returned.

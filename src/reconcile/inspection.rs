@@ -152,7 +152,9 @@ impl Auditor {
 
     /// Its keys may be gone by now, and that is as it should be. A margin, because two clocks are involved.
     fn is_past_retention(&self, sale: &Sale) -> bool {
-        OffsetDateTime::now_utc()
-            > sale.ends_at + self.retention - std::time::Duration::from_secs(300).min(self.retention / 2)
+        let margin = std::time::Duration::from_secs(300).min(self.retention / 2);
+        let kept = time::Duration::try_from(self.retention.saturating_sub(margin)).unwrap_or(time::Duration::MAX);
+        // An end so late that nothing can be added to it is not past.
+        sale.ends_at.checked_add(kept).is_some_and(|end| OffsetDateTime::now_utc() > end)
     }
 }

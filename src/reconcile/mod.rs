@@ -148,7 +148,7 @@ impl Auditor {
         };
         let outcome = match guard.claim().await {
             Ok(fence) => tokio::select! {
-                outcome = self.repair(sale, found, &fence) => outcome,
+                outcome = self.repair_what_is_left(sale, deep, found, &fence) => outcome,
                 why = guard.lost() => Err(Error::Lost(why)),
             },
             Err(error) => Err(error.into()),
@@ -160,6 +160,18 @@ impl Auditor {
             self.metrics.repaired(figures);
         }
         outcome
+    }
+
+    /// Somebody may have rebuilt the sale between the look and the lock: a second time would only stop its selling.
+    async fn repair_what_is_left(
+        &self,
+        sale: &Sale,
+        deep: bool,
+        found: Inspection,
+        fence: &Fence,
+    ) -> Result<Figures, Error> {
+        let found = if found.rebuild.is_some() { self.inspect(sale, deep).await? } else { found };
+        self.repair(sale, found, fence).await
     }
 
     async fn repair(&self, sale: &Sale, found: Inspection, fence: &Fence) -> Result<Figures, Error> {

@@ -5,6 +5,7 @@
 //! ([`Moment::After`]). Whoever sent it stands still there until it is let go. A process that is killed while it is held
 //! died exactly there, and the program that dies is the program that ships: nothing in it knows of the trap.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -44,10 +45,15 @@ pub enum Moment {
 
 /// The place for the one trap of a proxy.
 #[derive(Debug, Default)]
-pub(super) struct Snare(Mutex<Option<Trap>>);
+pub(super) struct Snare {
+    trap: Mutex<Option<Trap>>,
+    /// How many traps were set.
+    count: AtomicU64,
+}
 
 #[derive(Debug)]
 pub(super) struct Trap {
+    number: u64,
     spot: Spot,
     pub(super) moment: Moment,
     caught: oneshot::Sender<Held>,
@@ -83,24 +89,24 @@ impl Held {
 impl Snare {
     pub(super) fn set(&self, spot: Spot, moment: Moment) -> Set {
         let (caught, set) = oneshot::channel();
-        self.put(Trap { spot, moment, caught });
+        let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        self.put(Trap { number, spot, moment, caught });
         Set(set)
     }
 
     pub(super) fn put(&self, trap: Trap) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(trap);
+        *self.trap.lock().unwrap_or_else(PoisonError::into_inner) = Some(trap);
     }
 
     /// The trap, if `passing` is what it waits for.
     pub(super) fn spring(&self, watcher: &mut Watcher, passing: &[u8]) -> Option<Trap> {
-        let mut set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut set = self.trap.lock().unwrap_or_else(PoisonError::into_inner);
         let trap = set.as_ref().filter(|trap| !trap.caught.is_closed())?;
-        if !watcher.sees(trap.spot, passing) {
-            return None;
+        if watcher.of != trap.number {
+            // What was said before is no part of what this trap waits for.
+            *watcher = Watcher { of: trap.number, ..Watcher::default() };
         }
-        // What was said is no part of what the next trap waits for.
-        *watcher = Watcher::default();
-        set.take()
+        if watcher.sees(trap.spot, passing) { set.take() } else { None }
     }
 }
 
@@ -120,6 +126,8 @@ impl Trap {
 /// What one connection has said, as far as a trap needs to remember it.
 #[derive(Debug, Default)]
 pub(super) struct Watcher {
+    /// The number of the trap that it watches for.
+    of: u64,
     window: Vec<u8>,
     /// Names under which the statement in question is prepared on this connection.
     names: Vec<Vec<u8>>,
@@ -210,6 +218,16 @@ mod tests {
         assert!(!watcher.sees(spot, PARSE));
         assert!(!watcher.sees(spot, b"B\0\0\0\x20\0sqlx_s_7\0\0\0"));
         assert!(watcher.sees(spot, COMMIT));
+    }
+
+    #[test]
+    fn what_was_said_before_a_trap_does_not_spring_it() {
+        let (snare, mut watcher) = (Snare::default(), Watcher::default());
+        let _first = snare.set(Spot::Command("XACK"), Moment::Before);
+        assert!(snare.spring(&mut watcher, b"XREADGROUP").is_none());
+        let _second = snare.set(Spot::Command("XREADGROUP"), Moment::Before);
+        assert!(snare.spring(&mut watcher, b"PING").is_none());
+        assert!(snare.spring(&mut watcher, b"XREADGROUP").is_some());
     }
 
     #[test]

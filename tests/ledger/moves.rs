@@ -2,6 +2,7 @@
 
 use seckill::domain::{OrderId, OrderStatus};
 use seckill::ledger::{Error, Moved};
+use sqlx::Connection;
 
 use crate::world::{World, again, message, user};
 
@@ -116,4 +117,29 @@ async fn a_unit_goes_home_to_the_pool_it_was_sold_from_in_any_later_generation()
     assert_eq!((view.available, view.reserve, view.redis_total, view.total), (9, 1, 9, 10));
     // A message for an order that the reserve has sold already finds its row, whatever the pool.
     assert_eq!(world.ledger.record(std::slice::from_ref(&reserve)).await.unwrap().skipped, 1);
+}
+
+/// An expiry takes the stock row and then its orders. A payment that began with the order would wait for the stock row
+/// while the expiry waits for the order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_payment_and_an_expiry_of_one_order_wait_in_line_and_do_not_lock_each_other_out() {
+    let world = World::new("in_line").await;
+    let sale = world.sale(10).await;
+    let order = message(sale, 1);
+    world.ledger.record(std::slice::from_ref(&order)).await.unwrap();
+    let mut session = world.outside.acquire().await.unwrap();
+    let mut expiry = session.begin().await.unwrap();
+    let stock = "SELECT 1 FROM stock WHERE sale_id = $1 FOR UPDATE";
+    sqlx::query(stock).bind(sale.get()).execute(&mut *expiry).await.unwrap();
+
+    let paying = tokio::spawn({
+        let ledger = world.ledger.clone();
+        async move { ledger.pay(order.id, "p-1").await }
+    });
+    world.until_waiting(1).await;
+    let expire = "UPDATE orders SET status = 'expired' WHERE id = $1";
+    sqlx::query(expire).bind(order.id.uuid()).execute(&mut *expiry).await.unwrap();
+    expiry.commit().await.unwrap();
+    let paid = paying.await.unwrap().unwrap();
+    assert!(matches!(paid, Moved::Illegal(_)), "{paid:?}");
 }

@@ -85,7 +85,7 @@ pub struct Faults {
     /// Names the faults and does nothing.
     #[arg(long)]
     list: bool,
-    /// One of each kind.
+    /// A short list: about a minute.
     #[arg(long)]
     quick: bool,
 }
