@@ -24,7 +24,7 @@ use super::wrk::{Saturation, Seen};
 pub const CONNECTIONS: usize = 64;
 
 /// Buyers who ask in turn. At 5 a second each, which their own bucket gives them, they make 300,000 a second.
-const BUYERS: usize = 60_000;
+pub const BUYERS: usize = 60_000;
 
 const RATIO: Figure = Figure {
     part: 'a',

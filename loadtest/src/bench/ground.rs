@@ -8,14 +8,14 @@ use anyhow::{Context, bail, ensure};
 use hyper::body::Bytes;
 use hyper::{Method, Uri};
 use redis::aio::MultiplexedConnection;
-use seckill::config::{self, Settings};
-use seckill::demo::{Cast, Program, Stage};
+use seckill::config::Settings;
+use seckill::demo::{Cast, Program, Stage, closed_doors};
 use seckill::domain::SaleId;
 use seckill::drive::client::{Caller, Client, Limits};
 use seckill::drive::operator::{Offer, Operator};
 use seckill::drive::tokens::Tokens;
 use seckill::ledger::Ledger;
-use seckill::sandbox::{Process, Sandbox};
+use seckill::sandbox::Process;
 use seckill::stock::{Stock, keys};
 use secrecy::ExposeSecret;
 use tokio::time::sleep;
@@ -42,13 +42,12 @@ pub struct Ground {
     pub node: SocketAddr,
 }
 
-/// As in production, but for the node's bucket, which is what saturation would be measured against otherwise.
-fn tune(_: &Sandbox, _: &str, mut settings: Settings) -> Settings {
+/// Every limit is that of an installation but the node's own bucket, which saturation would be measured against.
+fn furnish(settings: Settings) -> Settings {
+    let mut settings = closed_doors(settings);
     settings.http.workers = machine::cores();
-    if let Ok(plain) = Settings::load(None) {
-        settings.admission =
-            config::Admission { node_per_second: 100_000_000, node_burst: 100_000_000, ..plain.admission };
-    }
+    settings.admission.node_per_second = 100_000_000;
+    settings.admission.node_burst = 100_000_000;
     // A consumer that is halted while its backlog is written keeps its place in the group.
     settings.kafka.session_timeout_ms = 40_000;
     settings
@@ -58,7 +57,7 @@ impl Ground {
     /// Servers, a node, and these other roles.
     pub async fn with(roles: &'static [&'static str]) -> anyhow::Result<Self> {
         let program = Program { before: vec!["role".to_owned()], ..Program::this()? };
-        let stage = Box::pin(Stage::with(&program, Cast { nodes: 1, roles, tune })).await?;
+        let stage = Box::pin(Stage::furnished(&program, Cast { roles, ..Cast::of_the_demo(1) }, furnish)).await?;
         ensure!(stage.redis_fsync() == "always", "Redis must be a private one, with appendfsync always");
         ensure!(!stage.broker_is_a_stand_in(), "Java and Apache Kafka are needed: run `make setup`");
         let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;

@@ -5,7 +5,8 @@
 //! taken within the round. The median of these ratios is the result; least and most say how far to trust it.
 //!
 //! The servers are private and real, the roles of the service are processes of their own, and the load runs on the
-//! same cores. A round in which an answer was not the one that is measured is thrown away and counted, never averaged.
+//! same cores. A round in which an answer was not the one that is measured is thrown away and counted, never averaged;
+//! a broken promise of the service ends the run, and what was measured before is already written.
 
 mod accepted;
 mod backlog;
@@ -26,7 +27,7 @@ mod report;
 mod rounds;
 mod wrk;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -44,10 +45,10 @@ pub struct Bench {
     /// every baseline on the same machine, so it is always so.
     #[arg(long)]
     sandbox: bool,
-    /// Writes every sample as JSON to this file.
+    /// Writes every sample as JSON to this file, anew after each part.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Writes the table as Markdown to this file instead of printing it.
+    /// Writes the table as Markdown to this file instead of printing it, anew after each part.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
     /// Only these parts, such as `a,d`.
@@ -122,46 +123,58 @@ impl Bench {
             report = self.measure() => report?,
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),
         };
-        let table = report.markdown();
-        match &self.markdown {
-            Some(file) => std::fs::write(file, &table).with_context(|| format!("cannot write {}", file.display()))?,
-            None => say(format_args!("\n{table}"))?,
-        }
-        if let Some(file) = &self.report {
-            let json = serde_json::to_string_pretty(&report.to_json())? + "\n";
-            std::fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))?;
+        if self.markdown.is_none() {
+            say(format_args!("\n{}", report.markdown()))?;
         }
         Ok(())
     }
 
+    fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+
     async fn measure(&self) -> anyhow::Result<Report> {
-        let wanted = |part| self.only.is_empty() || self.only.contains(&part);
         let mut report = Report::new(machine::look()?);
-        let plan = self.plan;
-        if wanted(Part::A) {
-            Box::pin(flag::measure(plan, &mut report)).await.context("a: refusals at the flag")?;
+        for part in Part::value_variants().iter().copied().filter(|part| self.wants(*part)) {
+            let measured = self.measure_part(part, &mut report).await;
+            // After each one, so that whatever ends a later part takes nothing of this one with it.
+            report.finish()?;
+            self.write(&report)?;
+            measured?;
         }
-        if wanted(Part::B) {
-            Box::pin(accepted::measure(plan, &mut report)).await.context("b: accepted purchases")?;
-        }
-        if wanted(Part::C) || wanted(Part::G) {
-            let rounds = if wanted(Part::C) { plan.rounds } else { 1 };
-            let plan = Plan { rounds, ..plan };
-            Box::pin(pipeline::measure(plan, &mut report)).await.context("c, g: the whole pipeline")?;
-        }
-        if wanted(Part::D) {
-            Box::pin(drain::measure(plan, &mut report)).await.context("d: a backlog")?;
-        }
-        if wanted(Part::E) {
-            Box::pin(latency::measure(plan, &mut report)).await.context("e: latency")?;
-        }
-        if wanted(Part::F) {
-            Box::pin(memory::measure(plan, &mut report)).await.context("f: memory of a node")?;
-        }
-        if wanted(Part::H) {
-            Box::pin(rebuild::measure(plan, &mut report)).await.context("h: rebuild")?;
-        }
-        report.finish()?;
         Ok(report)
+    }
+
+    /// Into the files that are wanted.
+    fn write(&self, report: &Report) -> anyhow::Result<()> {
+        let into = |file: &Path, text: String| {
+            std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+        };
+        if let Some(file) = &self.markdown {
+            into(file, report.markdown())?;
+        }
+        if let Some(file) = &self.report {
+            into(file, serde_json::to_string_pretty(&report.to_json())? + "\n")?;
+        }
+        Ok(())
+    }
+
+    async fn measure_part(&self, part: Part, report: &mut Report) -> anyhow::Result<()> {
+        let plan = self.plan;
+        match part {
+            Part::A => Box::pin(flag::measure(plan, report)).await.context("a: refusals at the flag"),
+            Part::B => Box::pin(accepted::measure(plan, report)).await.context("b: accepted purchases"),
+            Part::C => Box::pin(pipeline::measure(plan, report)).await.context("c, g: the whole pipeline"),
+            Part::D => Box::pin(drain::measure(plan, report)).await.context("d: a backlog"),
+            Part::E => Box::pin(latency::measure(plan, report)).await.context("e: latency"),
+            Part::F => Box::pin(memory::measure(plan, report)).await.context("f: memory of a node"),
+            // It came with c.
+            Part::G if self.wants(Part::C) => Ok(()),
+            Part::G => {
+                let plan = Plan { rounds: 1, ..plan };
+                Box::pin(pipeline::measure(plan, report)).await.context("c, g: the whole pipeline")
+            }
+            Part::H => Box::pin(rebuild::measure(plan, report)).await.context("h: rebuild"),
+        }
     }
 }

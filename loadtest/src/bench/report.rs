@@ -189,6 +189,11 @@ impl Goal {
     }
 }
 
+/// The sample in the middle, if there is any.
+pub fn median(samples: &[f64]) -> Option<f64> {
+    Summary::of(samples).map(|summary| summary.median)
+}
+
 impl Summary {
     fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
