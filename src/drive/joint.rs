@@ -64,6 +64,7 @@ fn add(to: &mut Report, other: Report) {
     to.requests += other.requests;
     to.accepted += other.accepted;
     to.unconfirmed += other.unconfirmed;
+    to.gave_up += other.gave_up;
     to.unanswered_orders += other.unanswered_orders;
     to.oversold += other.oversold;
     to.unsold = to.unsold.zip(other.unsold).map(|(one, two)| one + two);

@@ -100,6 +100,11 @@ impl Places {
         !self.lock().served.insert(buyer)
     }
 
+    /// Whether the buyer holds an order, or had one and wants no more.
+    pub fn is_decided(&self, buyer: u32) -> bool {
+        matches!(self.lock().of[buyer as usize], Place::Holds(_) | Place::Gone)
+    }
+
     /// An order was paid.
     pub fn paid(&self, buyer: u32) {
         self.lock().of[buyer as usize] = Place::Gone;

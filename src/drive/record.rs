@@ -57,10 +57,8 @@ pub struct ClientRecord {
     pub waiting: Option<Waiting>,
     /// Buyers with at least one unconfirmed answer.
     pub unconfirmed_buyers: HashSet<u32>,
-    /// Buyers that asked after an unknown answer and found an order.
-    pub found: u64,
-    /// Buyers that still knew nothing when their patience ended.
-    pub gave_up: u64,
+    /// Buyers that still knew nothing when their patience ended, and never heard a decision after that.
+    pub gave_up: HashSet<u32>,
     /// Microseconds from the intended start of a click to its answer.
     pub accepted_us: Histogram<u64>,
     pub refused_us: Histogram<u64>,
@@ -96,8 +94,7 @@ impl ClientRecord {
             came_again: 0,
             waiting: None,
             unconfirmed_buyers: HashSet::new(),
-            found: 0,
-            gave_up: 0,
+            gave_up: HashSet::new(),
             accepted_us: histogram()?,
             refused_us: histogram()?,
             refused_at_first: 0,
@@ -115,15 +112,17 @@ impl ClientRecord {
     /// Whether buyers asked for at least as many units as there are; `None` if the crowd left before it could tell.
     pub fn reached(&self, plan: &Plan, stock: u32) -> Option<bool> {
         match self.waiting {
-            // Whoever still wants a unit came again whenever the sale showed one.
-            Some(waiting) => (waiting.end != End::SentAway).then_some(waiting.wanting > 0),
-            None => Some(self.told_sold_out() || self.accepted_units(plan) >= u64::from(stock)),
+            // Whoever still wants a unit came again whenever the sale showed one, and whoever gave up was never told
+            // that there is none.
+            Some(waiting) => (waiting.end != End::SentAway).then_some(waiting.wanting > 0 || !self.gave_up.is_empty()),
+            None => Some(self.told_sold_out() || self.asked_units(plan) >= u64::from(stock)),
         }
     }
 
-    /// Units that 202 answers promised.
-    fn accepted_units(&self, plan: &Plan) -> u64 {
-        self.accepted.iter().map(|(_, buyer)| u64::from(plan.buyers[*buyer as usize].quantity)).sum()
+    /// Units that 202 answers promised, and those of which buyers never heard whether they get them.
+    fn asked_units(&self, plan: &Plan) -> u64 {
+        let accepted = self.accepted.iter().map(|(_, buyer)| buyer);
+        accepted.chain(&self.gave_up).map(|buyer| u64::from(plan.buyers[*buyer as usize].quantity)).sum()
     }
 
     /// New orders per second, to nine tenths of them: the last ones may be units that came back.
@@ -264,6 +263,9 @@ impl Recorder {
             Channel::Reset => record.no_answer.resets += 1,
         }
         record.over_time.count(self.start, now, answer);
+        if matches!(answer, Answer::Accepted(_) | Answer::Refused(_)) {
+            record.gave_up.remove(&buyer);
+        }
         match answer {
             Answer::Accepted(order) => {
                 self.tally.accepted.fetch_add(1, Relaxed);
@@ -305,13 +307,13 @@ impl Recorder {
     }
 
     /// A buyer asked after an unknown answer and found an order.
-    pub fn found(&self) {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner).found += 1;
+    pub fn found(&self, buyer: u32) {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up.remove(&buyer);
     }
 
     /// A buyer's patience ended without a decision.
-    pub fn gave_up(&self) {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up += 1;
+    pub fn gave_up(&self, buyer: u32) {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up.insert(buyer);
     }
 
     /// A buyer learned how an order ended.

@@ -42,6 +42,8 @@ pub struct Report {
     pub no_answer: NoAnswer,
     /// Answers that decide nothing: 503 and other 5xx, timeouts, resets.
     pub unconfirmed: u64,
+    /// Buyers who never heard whether their purchase went through.
+    pub gave_up: u64,
     /// Rows by state. Absent states have no row.
     pub orders: BTreeMap<&'static str, u64>,
     /// What buyers did after their purchase; all zero where they did nothing.

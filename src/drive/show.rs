@@ -53,6 +53,9 @@ impl Shown<'_> {
             }
         }
         line(f, "left without a decision", report.unconfirmed, "5xx, timeouts, resets; their buyers asked again")?;
+        if report.gave_up > 0 {
+            line(f, "buyers who gave up", report.gave_up, "they never heard a decision")?;
+        }
         if report.unanswered_orders > 0 {
             line(f, "orders of such buyers", report.unanswered_orders, "which no answer named")?;
         }

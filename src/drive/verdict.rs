@@ -196,7 +196,11 @@ impl<W: Witness> Case<'_, W> {
     /// What this run has to show besides the promises.
     fn checks(&self, ledger: Option<&LedgerView>) -> Vec<Finding> {
         self.record.waiting.map_or_else(Vec::new, |waiting| {
-            vec![checks::orders_ended(waiting), checks::moves_kept(self.record, ledger)]
+            vec![
+                checks::everybody_decided(self.record),
+                checks::orders_ended(waiting),
+                checks::moves_kept(self.record, ledger),
+            ]
         })
     }
 
@@ -215,6 +219,7 @@ impl<W: Witness> Case<'_, W> {
             http: record.http.clone(),
             no_answer: record.no_answer,
             unconfirmed: record.unconfirmed,
+            gave_up: record.gave_up.len() as u64,
             orders: BTreeMap::new(),
             afterwards: record.afterwards(),
             unanswered_orders: 0,

@@ -90,7 +90,7 @@ impl Entry {
         figure("orders", report.orders.values().sum());
         figure("lost", report.lost);
         figure("dishonoured", report.dishonoured);
-        figure("gave_up", record.gave_up);
+        figure("gave_up", report.gave_up);
         figure("seconds", begun.elapsed().as_secs());
         self.promises = report.promises;
         ground.stage.check()

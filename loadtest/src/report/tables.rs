@@ -79,6 +79,7 @@ fn figures(report: &Report) -> Vec<Pair> {
         count("timeouts", report.no_answer.timeouts),
         count("broken connections", report.no_answer.resets),
         count("never sent: no connection", report.no_answer.not_sent),
+        count("buyers who gave up without a decision", report.gave_up),
         count("not sent, or not understood", report.client_errors),
     ]);
     all.extend(report.http.iter().map(|(status, n)| count(&format!("answers of status {status}"), *n)));
