@@ -139,12 +139,23 @@ impl<W: Witness> Case<'_, W> {
 
     /// The state of an order as its buyer reads it, from any node that answers.
     async fn read(&self, order: OrderId, buyer: u32) -> Option<Seen> {
-        let path: Uri = format!("/api/v1/orders/{order}").parse().ok()?;
+        self.ask(&format!("/api/v1/orders/{order}"), buyer).await.filter(|seen| seen.order_id == order)
+    }
+
+    /// Whether the sale shows its buyer another order, that was not rejected.
+    async fn has_another(&self, order: OrderId, buyer: u32) -> bool {
+        let own = self.ask(&format!("/api/v1/sales/{}/order", self.sale), buyer).await;
+        own.is_some_and(|own| own.order_id != order && own.status != OrderStatus::Rejected)
+    }
+
+    /// An order that a buyer asks for, from any node that has it.
+    async fn ask(&self, path: &str, buyer: u32) -> Option<Seen> {
+        let path: Uri = path.parse().ok()?;
         let caller = &self.plan.buyers[buyer as usize].caller;
         for node in 0..self.client.nodes() {
             let reply = self.client.send(buyer as usize + node, Method::GET, &path, caller, Bytes::new()).await;
             let Some(reply) = reply.ok().filter(|reply| reply.status == 200) else { continue };
-            return serde_json::from_slice::<Seen>(&reply.body).ok().filter(|seen| seen.order_id == order);
+            return serde_json::from_slice::<Seen>(&reply.body).ok();
         }
         None
     }
@@ -162,8 +173,11 @@ impl<W: Witness> Case<'_, W> {
                 match self.read(order, buyer).await {
                     Some(seen) if seen.status != OrderStatus::Queued => {
                         *orders.entry(seen.status.as_str()).or_default() += 1;
-                        let excused = seen.reason == Some(Reason::AlreadyPurchased);
                         let rejected = seen.status == OrderStatus::Rejected;
+                        // Only who has another one may be told so.
+                        let excused = rejected
+                            && seen.reason == Some(Reason::AlreadyPurchased)
+                            && self.has_another(order, buyer).await;
                         dishonoured += u64::from(rejected && !excused);
                     }
                     _ => still_open.push((order, buyer)),

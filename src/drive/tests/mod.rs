@@ -229,6 +229,13 @@ async fn an_outsider_judges_by_what_buyers_can_read_and_leaves_the_rest_open() {
     assert_eq!(checked(&report), [("nothing_lost", Standing::Broken), ("honoured", Standing::Holds)]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outsider_takes_a_rejection_for_a_second_order_only_from_who_has_a_first() {
+    let shop = Shop::open(50, Fault::RejectsAsSecond);
+    let report = judge(&crowd(&shop, &demand(), 32).await, &Outsider, 50).await;
+    assert_eq!((report.verdict, report.dishonoured, broken(&report)), (Verdict::Fail, 1, vec!["honoured"]));
+}
+
 #[test]
 fn the_same_seed_draws_the_same_plan_and_every_buyer_has_an_address_of_its_own() {
     let (one, two, other) = (plan(&demand()), plan(&demand()), plan(&Demand { seed: 2, ..demand() }));

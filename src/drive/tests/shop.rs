@@ -25,6 +25,8 @@ pub enum Fault {
     Loses,
     /// Rejects its tenth order afterwards.
     Rejects,
+    /// Rejects its tenth order as the second one of a buyer who has no other.
+    RejectsAsSecond,
     /// Sells, then answers every third buyer 503.
     Mute,
     /// Answers every third request 503 and sells nothing.
@@ -191,9 +193,14 @@ async fn purchase(shop: web::Data<Shop>, request: HttpRequest, body: web::Json<s
     if state.orders.len() == 10 && shop.fault == Fault::Loses {
         state.forgotten.insert(id);
     }
-    if state.orders.len() == 10 && shop.fault == Fault::Rejects {
+    let reason = match shop.fault {
+        Fault::Rejects => Some(Reason::SoldOut),
+        Fault::RejectsAsSecond => Some(Reason::AlreadyPurchased),
+        _ => None,
+    };
+    if state.orders.len() == 10 && reason.is_some() {
         state.orders[9].status = OrderStatus::Rejected;
-        state.orders[9].reason = Some(Reason::SoldOut);
+        state.orders[9].reason = reason;
     }
     if shop.fault == Fault::Mute && third {
         return problem(503, "unavailable");
