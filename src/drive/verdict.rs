@@ -51,6 +51,34 @@ impl Default for Patience {
     }
 }
 
+/// What was found broken of promises that the ledger keeps alone. Its view is one snapshot, so that such a finding is
+/// true for ever: no later look takes it back.
+#[derive(Debug, Default)]
+pub struct Proven(Vec<Finding>);
+
+impl Proven {
+    const OF_THE_LEDGER: [&str; 3] = ["no_oversell", "one_per_user", "ledger_conserved"];
+
+    /// Keeps what is broken for the first time.
+    pub fn note(&mut self, findings: &[Finding]) {
+        for finding in findings.iter().filter(|finding| finding.holds == Standing::Broken) {
+            let known = self.0.iter().any(|proven| proven.name == finding.name);
+            if Self::OF_THE_LEDGER.contains(&finding.name) && !known {
+                self.0.push(finding.clone());
+            }
+        }
+    }
+
+    /// Replaces later findings of the same promises.
+    pub fn put_back(&self, findings: &mut [Finding]) {
+        for finding in findings {
+            if let Some(proven) = self.0.iter().find(|proven| proven.name == finding.name) {
+                finding.clone_from(proven);
+            }
+        }
+    }
+}
+
 /// Everything that one run is judged by.
 pub struct Case<'a, W> {
     pub witness: &'a W,
@@ -76,8 +104,13 @@ impl<W: Witness> Case<'_, W> {
         let redis = self.witness.redis(self.sale).await.context("Redis does not answer")?;
         let demand_reached_stock = self.record.reached(self.plan, self.setting.stock);
         let mut snapshot = Snapshot { ledger, redis, flow, client: Some(&told), demand_reached_stock };
+        let mut proven = Proven::default();
+        let mut oversold = 0;
         for _ in 0..LOOKS {
-            if !is_broken(&promises::check(&snapshot)) {
+            let findings = promises::check(&snapshot);
+            proven.note(&findings);
+            oversold = oversold.max(promises::shortfalls(&snapshot).oversold);
+            if !is_broken(&findings) {
                 break;
             }
             // The two stores cannot be read at one instant, and the auditor may be at work: what is really broken
@@ -94,12 +127,14 @@ impl<W: Witness> Case<'_, W> {
         // Kafka that cannot be seen is no reason to fail; orders that are seen waiting are.
         let settled = snapshot.flow.is_none_or(Flow::is_settled);
         let checks = self.checks(Some(&snapshot.ledger));
-        let mut report = self.report(promises::check(&snapshot), checks, settled);
+        let mut findings = promises::check(&snapshot);
+        proven.put_back(&mut findings);
+        let mut report = self.report(findings, checks, settled);
         let rows_took = *self.last_rise.lock().unwrap_or_else(PoisonError::into_inner);
         report.rates.persisted = per_second(snapshot.ledger.orders.len() as u64, rows_took);
         report.orders = orders;
         report.unanswered_orders = unanswered(&snapshot.ledger, &told);
-        report.oversold = short.oversold;
+        report.oversold = short.oversold.max(oversold);
         report.unsold = Some(short.unsold);
         report.duplicates = short.duplicates;
         report.lost = short.lost;
@@ -285,4 +320,27 @@ fn is_broken(findings: &[Finding]) -> bool {
 
 pub(super) const fn holds_if(kept: bool) -> Standing {
     if kept { Standing::Holds } else { Standing::Broken }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_look_at_the_ledger_proves_no_later_look_takes_back() {
+        let look = |holds, detail: &str| {
+            let finding = |name| Finding { name, holds, detail: detail.to_owned() };
+            NAMES.map(finding).to_vec()
+        };
+        let mut proven = Proven::default();
+        proven.note(&look(Standing::Holds, "well"));
+        proven.note(&look(Standing::Broken, "first"));
+        proven.note(&look(Standing::Broken, "second"));
+        let mut last = look(Standing::Holds, "last");
+        proven.put_back(&mut last);
+        let broken: Vec<_> = last.iter().filter(|finding| finding.holds == Standing::Broken).collect();
+        assert_eq!(broken.iter().map(|finding| finding.name).collect::<Vec<_>>(), Proven::OF_THE_LEDGER);
+        assert!(broken.iter().all(|finding| finding.detail == "first"));
+        assert_eq!(last.iter().filter(|finding| finding.detail == "last").count(), NAMES.len() - broken.len());
+    }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use seckill::drive::report::{Report, Setting, Verdict};
-use seckill::drive::verdict::{Case, Patience};
+use seckill::drive::verdict::{Case, Patience, Proven};
 use seckill::promises::{Finding, Standing};
 use serde::Serialize;
 use tokio::time::sleep;
@@ -99,8 +99,14 @@ impl Entry {
     /// Looks until nothing is broken that must not be, for as long as the auditor may need.
     async fn judge(&self, case: &Case<'_, seckill::drive::stores::Stores>) -> anyhow::Result<Report> {
         let begun = Instant::now();
+        let mut proven = Proven::default();
         loop {
-            let report = case.judge().await;
+            let report = case.judge().await.map(|mut report| {
+                proven.note(&report.promises);
+                proven.put_back(&mut report.promises);
+                report.add_checks([]);
+                report
+            });
             let patience = match &report {
                 Ok(report) if report.verdict == Verdict::Pass => return Ok(report.clone()),
                 Ok(report) if report.settled && self.unexcused(report).next().is_none() => EXCUSED_AFTER,
