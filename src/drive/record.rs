@@ -62,7 +62,7 @@ pub struct ClientRecord {
     /// Microseconds from the intended start of a click to its answer.
     pub accepted_us: Histogram<u64>,
     pub refused_us: Histogram<u64>,
-    /// Refusals of buyers who did not come again.
+    /// Refusals since the start of the sale, of buyers who did not come again.
     pub refused_at_first: u64,
     /// When each new order of buyers who did not come again was accepted, from the start of the sale.
     pub accepted_at: Vec<Duration>,
@@ -287,7 +287,8 @@ impl Recorder {
                 if refusal.is(Code::RateLimited) {
                     record.limited.insert(buyer);
                 }
-                if !again {
+                // What came before the start is no part of a rate that counts from the start.
+                if !again && now >= self.start {
                     record.refused_at_first += 1;
                     record.last_refused = since_start;
                 }
@@ -330,5 +331,25 @@ impl Recorder {
 
     pub fn into_record(self) -> ClientRecord {
         self.record.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::answer::Refusal;
+
+    #[test]
+    fn refusals_from_before_the_start_are_counted_but_are_no_part_of_the_rate() {
+        let refused = |start: Instant| {
+            let recorder = Recorder::new(start, Arc::default()).expect("a recorder");
+            let answer = Answer::Refused(Refusal { code: Code::SaleNotStarted.name(), order: None });
+            let (channel, latency) = (Channel::Status(409), Duration::ZERO);
+            recorder.answered(&Heard { buyer: 0, answer: &answer, channel, latency, again: false });
+            let record = recorder.into_record();
+            (record.refused.values().sum::<u64>(), record.refused_at_first)
+        };
+        assert_eq!(refused(Instant::now() + Duration::from_secs(60)), (1, 0));
+        assert_eq!(refused(Instant::now()), (1, 1));
     }
 }

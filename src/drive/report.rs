@@ -123,7 +123,7 @@ pub struct Afterwards {
 pub struct Rates {
     /// New orders, to nine tenths of them: the last ones may be units that came back.
     pub accepted: u64,
-    /// To the last refusal.
+    /// From the first refusal after the start to the last.
     pub refused: u64,
     /// Units that became rows, to nine tenths of the most that rows ever held.
     pub persisted: u64,
