@@ -64,8 +64,8 @@ pub struct ClientRecord {
     pub refused_us: Histogram<u64>,
     /// Refusals since the start of the sale, of buyers who did not come again.
     pub refused_at_first: u64,
-    /// When each new order of buyers who did not come again was accepted, from the start of the sale.
-    pub accepted_at: Vec<Duration>,
+    /// When each new order of buyers who did not come again was accepted, from the start of the sale, and its buyer.
+    pub accepted_at: Vec<(Duration, u32)>,
     /// When the last of `refused_at_first` came, from the start of the sale.
     pub last_refused: Duration,
     /// The same answers by time.
@@ -125,10 +125,24 @@ impl ClientRecord {
         accepted.chain(&self.gave_up).map(|buyer| u64::from(plan.buyers[*buyer as usize].quantity)).sum()
     }
 
-    /// New orders per second, to nine tenths of them: the last ones may be units that came back.
+    /// Forgets when orders were accepted that came after so many units were sold: these are units that came back, and
+    /// how soon they do is no matter of speed.
+    pub fn keep_first_round(&mut self, plan: &Plan, stock: u32) {
+        self.accepted_at.sort_unstable();
+        let mut left = u64::from(stock);
+        let of_the_round = self.accepted_at.iter().take_while(|(_, buyer)| {
+            let any = left > 0;
+            left = left.saturating_sub(plan.buyers[*buyer as usize].quantity.into());
+            any
+        });
+        let round = of_the_round.count();
+        self.accepted_at.truncate(round);
+    }
+
+    /// New orders per second, to nine tenths of those that are kept: the last ones may be units out of the reserve.
     pub fn accepted_per_second(&self) -> u64 {
         let most = self.accepted_at.len() * 9 / 10;
-        self.accepted_at.get(most).map_or(0, |at| per_second(most as u64 + 1, *at))
+        self.accepted_at.get(most).map_or(0, |(at, _)| per_second(most as u64 + 1, *at))
     }
 
     /// Refusals per second, to the last of them.
@@ -276,7 +290,7 @@ impl Recorder {
                     if again {
                         record.second.insert(*order);
                     } else {
-                        record.accepted_at.push(since_start);
+                        record.accepted_at.push((since_start, buyer));
                     }
                 }
             }

@@ -121,7 +121,8 @@ pub struct Afterwards {
 /// Per second, from the start of the sale. Who came again later is not counted.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Rates {
-    /// New orders, to nine tenths of them: the last ones may be units that came back.
+    /// New orders, to nine tenths of those that used up the stock of the start for the first time; of all, where it was
+    /// never used up.
     pub accepted: u64,
     /// From the first refusal after the start to the last.
     pub refused: u64,

@@ -171,7 +171,8 @@ impl<'a, W: Witness> Scene<'a, W> {
             delivered = selling => delivered,
             never = listening => never,
         };
-        let record = crowd.into_record().context("a buyer is still at it")?;
+        let mut record = crowd.into_record().context("a buyer is still at it")?;
+        record.keep_first_round(&plan, self.setting.stock);
         let case = Case {
             witness: self.witness,
             client: &self.client,
@@ -179,7 +180,6 @@ impl<'a, W: Witness> Scene<'a, W> {
             sale: on_sale.id,
             record: &record,
             setting: self.setting.clone(),
-            last_rise: &watch.last_rise,
             patience: self.patience,
         };
         let mut report = case.judge().await?;

@@ -4,7 +4,6 @@
 //! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -19,7 +18,6 @@ use super::client::Client;
 use super::demand::Plan;
 use super::distribution::{Distribution, Distributions};
 use super::machine::Machine;
-use super::progress::per_second;
 use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
 use super::timeline::Timeline;
@@ -87,8 +85,6 @@ pub struct Case<'a, W> {
     pub sale: SaleId,
     pub record: &'a ClientRecord,
     pub setting: Setting,
-    /// From the start of the sale to the last new row, as [`super::timeline::Watch`] sees it.
-    pub last_rise: &'a Mutex<Duration>,
     pub patience: Patience,
 }
 
@@ -130,8 +126,6 @@ impl<W: Witness> Case<'_, W> {
         let mut findings = promises::check(&snapshot);
         proven.put_back(&mut findings);
         let mut report = self.report(findings, checks, settled);
-        let rows_took = *self.last_rise.lock().unwrap_or_else(PoisonError::into_inner);
-        report.rates.persisted = per_second(snapshot.ledger.orders.len() as u64, rows_took);
         report.orders = orders;
         report.unanswered_orders = unanswered(&snapshot.ledger, &told);
         report.oversold = short.oversold.max(oversold);

@@ -1,7 +1,6 @@
 //! One fault from the sale's opening to its line in the report.
 
 use std::fmt::{self, Display, Formatter};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -75,7 +74,6 @@ impl Entry {
             sale: sale_id,
             record: &record,
             setting: Setting { nodes: 2, stock: fault.wish.stock, ..Setting::default() },
-            last_rise: &Mutex::default(),
             patience: Patience { settle: REPAIRED_WITHIN, second_look: Duration::from_millis(500) },
         };
         let report = self.judge(&case).await.context("the verdict")?;

@@ -4,7 +4,7 @@ mod afterwards;
 
 mod shop;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use secrecy::SecretString;
@@ -65,7 +65,7 @@ async fn judge<W: Witness>(run: &Run, witness: &W, stock: u32) -> Report {
     let patience = Patience { settle: Duration::from_secs(2), second_look: Duration::from_millis(1) };
     let setting = Setting { broker: "none".into(), redis_fsync: "none".into(), nodes: 2, stock };
     let Run { plan, client, record } = run;
-    let case = Case { witness, client, plan, sale: sale(), record, setting, last_rise: &Mutex::default(), patience };
+    let case = Case { witness, client, plan, sale: sale(), record, setting, patience };
     case.judge().await.expect("a verdict")
 }
 
@@ -95,6 +95,15 @@ async fn an_honest_shop_passes_and_every_request_is_counted_once() {
     let over_time = Watch::default().timeline(&run.record.over_time);
     let in_bucket = |b: &Bucket| b.accepted + b.refused.values().sum::<u64>() + b.unconfirmed + b.client_errors;
     assert_eq!(over_time.buckets.iter().map(in_bucket).sum::<u64>(), report.requests);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rate_of_orders_ends_with_the_stock_of_the_start() {
+    let one_each = Demand { max_quantity: 1, ..demand() };
+    let mut run = crowd(&Shop::open(1000, Fault::None), &one_each, 32).await;
+    run.record.accepted_at = (0..40).map(|n| (Duration::from_secs(if n < 20 { 1 } else { 100 }), n)).collect();
+    run.record.keep_first_round(&run.plan, 20);
+    assert_eq!((run.record.accepted_at.len(), run.record.accepted_per_second()), (20, 19));
 }
 
 #[tokio::test(flavor = "multi_thread")]
