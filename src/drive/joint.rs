@@ -66,9 +66,9 @@ fn add(to: &mut Report, other: Report) {
     to.unconfirmed += other.unconfirmed;
     to.gave_up += other.gave_up;
     to.unanswered_orders += other.unanswered_orders;
-    to.oversold += other.oversold;
+    to.oversold = to.oversold.zip(other.oversold).map(|(one, two)| one + two);
     to.unsold = to.unsold.zip(other.unsold).map(|(one, two)| one + two);
-    to.duplicates += other.duplicates;
+    to.duplicates = to.duplicates.zip(other.duplicates).map(|(one, two)| one + two);
     to.lost += other.lost;
     to.dishonoured += other.dishonoured;
     to.http_5xx += other.http_5xx;

@@ -50,11 +50,12 @@ pub struct Report {
     pub afterwards: Afterwards,
     /// Rows that no 202 named, of buyers who were left without an answer.
     pub unanswered_orders: u64,
-    /// Units sold beyond the stock.
-    pub oversold: i64,
+    /// Units sold beyond the stock; null when the ledger cannot be seen.
+    pub oversold: Option<i64>,
     /// Units that no live order holds; null when the ledger cannot be seen.
     pub unsold: Option<i64>,
-    pub duplicates: u64,
+    /// Ids, claims and keys that occur twice, and orders that nobody was answered for; null likewise.
+    pub duplicates: Option<u64>,
     pub lost: u64,
     pub dishonoured: u64,
     pub http_5xx: u64,
@@ -86,7 +87,7 @@ pub struct SaleReport {
     pub requests: u64,
     pub accepted: u64,
     pub orders: BTreeMap<&'static str, u64>,
-    pub oversold: i64,
+    pub oversold: Option<i64>,
     pub unsold: Option<i64>,
     pub promises: Vec<Finding>,
     pub checks: Vec<Finding>,

@@ -128,9 +128,9 @@ impl<W: Witness> Case<'_, W> {
         let mut report = self.report(findings, checks, settled);
         report.orders = orders;
         report.unanswered_orders = unanswered(&snapshot.ledger, &told);
-        report.oversold = short.oversold.max(oversold);
+        report.oversold = Some(short.oversold.max(oversold));
         report.unsold = Some(short.unsold);
-        report.duplicates = short.duplicates;
+        report.duplicates = Some(short.duplicates);
         report.lost = short.lost;
         report.dishonoured = short.dishonoured;
         Ok(report)
@@ -266,9 +266,9 @@ impl<W: Witness> Case<'_, W> {
             orders: BTreeMap::new(),
             afterwards: record.afterwards(),
             unanswered_orders: 0,
-            oversold: 0,
+            oversold: None,
             unsold: None,
-            duplicates: 0,
+            duplicates: None,
             lost: 0,
             dishonoured: 0,
             http_5xx: record.http_5xx,
