@@ -45,7 +45,10 @@ impl Crowd {
             let spread = pause.mul_f64(f64::from(number % 64) / 64.0);
             let wait = sleep(asked_to_wait.unwrap_or(pause) + spread);
             if self.leaving.run_until_cancelled(wait).await.is_none() || Instant::now() >= deadline {
-                self.recorder.gave_up();
+                // Who holds an order by another click knows.
+                if !self.places.is_decided(number) {
+                    self.recorder.gave_up(number);
+                }
                 return;
             }
             pause = (pause * 2).min(Duration::from_secs(1));
@@ -54,7 +57,7 @@ impl Crowd {
             if wish.caller.idempotency_key.is_none() {
                 match self.own_order(number, nth).await {
                     Some(Some(order)) => {
-                        self.recorder.found();
+                        self.recorder.found(number);
                         if let (Some(habits), Some(order)) = (self.habits, self.places.holds(number, order)) {
                             self.lives.spawn(Arc::clone(self).live_on(number, order, habits));
                         }

@@ -7,6 +7,18 @@ use super::verdict::holds_if;
 use crate::domain::{OrderId, OrderStatus, UserId};
 use crate::promises::{Finding, LedgerView, Standing};
 
+/// What runs are checked for, in the order in which findings come. Not every run has reason for each.
+pub const NAMES: [&str; 8] = [
+    "everybody_decided",
+    "orders_ended",
+    "moves_kept",
+    "refusals_allowed",
+    "refusals_expected",
+    "only_scripts_limited",
+    "stock_as_delivered",
+    "blocked_got_nothing",
+];
+
 /// Every order of the crowd was paid, cancelled or expired before patience ended.
 pub fn orders_ended(waiting: Waiting) -> Finding {
     let (holds, detail) = match waiting.end {
@@ -17,6 +29,19 @@ pub fn orders_ended(waiting: Waiting) -> Finding {
         End::Act | End::Patience => (Standing::Holds, "no order is left unpaid".to_owned()),
     };
     Finding { name: "orders_ended", holds, detail }
+}
+
+/// Every buyer heard whether the purchase went through. A service that stops answering keeps every promise that it made.
+pub fn everybody_decided(record: &ClientRecord) -> Finding {
+    let gave_up = record.gave_up.len();
+    let (holds, detail) = match record.waiting {
+        Some(Waiting { end: End::SentAway, .. }) if gave_up > 0 => {
+            (Standing::NotChecked, format!("{gave_up} buyers were sent away without a decision"))
+        }
+        _ if gave_up > 0 => (Standing::Broken, format!("{gave_up} buyers gave up without a decision")),
+        _ => (Standing::Holds, "every buyer heard a decision".to_owned()),
+    };
+    Finding { name: "everybody_decided", holds, detail }
 }
 
 /// An order that was told to be paid, cancelled or expired is so in the ledger.

@@ -64,10 +64,11 @@ fn add(to: &mut Report, other: Report) {
     to.requests += other.requests;
     to.accepted += other.accepted;
     to.unconfirmed += other.unconfirmed;
+    to.gave_up += other.gave_up;
     to.unanswered_orders += other.unanswered_orders;
-    to.oversold += other.oversold;
+    to.oversold = to.oversold.zip(other.oversold).map(|(one, two)| one + two);
     to.unsold = to.unsold.zip(other.unsold).map(|(one, two)| one + two);
-    to.duplicates += other.duplicates;
+    to.duplicates = to.duplicates.zip(other.duplicates).map(|(one, two)| one + two);
     to.lost += other.lost;
     to.dishonoured += other.dishonoured;
     to.http_5xx += other.http_5xx;

@@ -32,7 +32,7 @@ impl Crowd {
         let character = self.plan.buyers[number as usize].character;
         loop {
             // Who comes a second time knows what for.
-            let intent = if self.places.was_served(number) { Intent::Pay } else { character.intent };
+            let intent = if self.places.mark_served(number) { Intent::Pay } else { character.intent };
             let end = async {
                 sleep(character.hesitates).await;
                 if intent == Intent::Forget {

@@ -95,9 +95,14 @@ impl Places {
         }
     }
 
-    /// Whether the buyer had an order before this one.
-    pub fn was_served(&self, buyer: u32) -> bool {
+    /// The buyer has an order now. Whether it is not the first one.
+    pub fn mark_served(&self, buyer: u32) -> bool {
         !self.lock().served.insert(buyer)
+    }
+
+    /// Whether the buyer holds an order, or had one and wants no more.
+    pub fn is_decided(&self, buyer: u32) -> bool {
+        matches!(self.lock().of[buyer as usize], Place::Holds(_) | Place::Gone)
     }
 
     /// An order was paid.
@@ -176,13 +181,13 @@ mod tests {
     fn a_buyer_who_cancelled_and_wants_another_one_waits_until_the_old_claim_is_gone() {
         let places = Places::new(1);
         places.heard(0, &Answer::Accepted(order(1)));
-        assert!(!places.was_served(0));
+        assert!(!places.mark_served(0));
         places.closed(0, order(1), true);
         assert_eq!((places.ask_in(9), places.ask_in(9)), (vec![0], vec![]));
         assert_eq!(places.heard(0, &refused(Code::AlreadyPurchased, Some(order(1)))), None);
         assert_eq!((places.wanting(), places.ask_in(9)), (1, vec![0]));
         assert_eq!(places.heard(0, &Answer::Accepted(order(2))), Some(order(2)));
-        assert!(places.was_served(0));
+        assert!(places.mark_served(0));
         assert_eq!(places.waiting(), 0);
     }
 

@@ -57,17 +57,15 @@ pub struct ClientRecord {
     pub waiting: Option<Waiting>,
     /// Buyers with at least one unconfirmed answer.
     pub unconfirmed_buyers: HashSet<u32>,
-    /// Buyers that asked after an unknown answer and found an order.
-    pub found: u64,
-    /// Buyers that still knew nothing when their patience ended.
-    pub gave_up: u64,
+    /// Buyers that still knew nothing when their patience ended, and never heard a decision after that.
+    pub gave_up: HashSet<u32>,
     /// Microseconds from the intended start of a click to its answer.
     pub accepted_us: Histogram<u64>,
     pub refused_us: Histogram<u64>,
-    /// Refusals of buyers who did not come again.
+    /// Refusals since the start of the sale, of buyers who did not come again.
     pub refused_at_first: u64,
-    /// When each new order of buyers who did not come again was accepted, from the start of the sale.
-    pub accepted_at: Vec<Duration>,
+    /// When each new order of buyers who did not come again was accepted, from the start of the sale, and its buyer.
+    pub accepted_at: Vec<(Duration, u32)>,
     /// When the last of `refused_at_first` came, from the start of the sale.
     pub last_refused: Duration,
     /// The same answers by time.
@@ -96,8 +94,7 @@ impl ClientRecord {
             came_again: 0,
             waiting: None,
             unconfirmed_buyers: HashSet::new(),
-            found: 0,
-            gave_up: 0,
+            gave_up: HashSet::new(),
             accepted_us: histogram()?,
             refused_us: histogram()?,
             refused_at_first: 0,
@@ -115,21 +112,37 @@ impl ClientRecord {
     /// Whether buyers asked for at least as many units as there are; `None` if the crowd left before it could tell.
     pub fn reached(&self, plan: &Plan, stock: u32) -> Option<bool> {
         match self.waiting {
-            // Whoever still wants a unit came again whenever the sale showed one.
-            Some(waiting) => (waiting.end != End::SentAway).then_some(waiting.wanting > 0),
-            None => Some(self.told_sold_out() || self.accepted_units(plan) >= u64::from(stock)),
+            // Whoever still wants a unit came again whenever the sale showed one, and whoever gave up was never told
+            // that there is none.
+            Some(waiting) => (waiting.end != End::SentAway).then_some(waiting.wanting > 0 || !self.gave_up.is_empty()),
+            None => Some(self.told_sold_out() || self.asked_units(plan) >= u64::from(stock)),
         }
     }
 
-    /// Units that 202 answers promised.
-    fn accepted_units(&self, plan: &Plan) -> u64 {
-        self.accepted.iter().map(|(_, buyer)| u64::from(plan.buyers[*buyer as usize].quantity)).sum()
+    /// Units that 202 answers promised, and those of which buyers never heard whether they get them.
+    fn asked_units(&self, plan: &Plan) -> u64 {
+        let accepted = self.accepted.iter().map(|(_, buyer)| buyer);
+        accepted.chain(&self.gave_up).map(|buyer| u64::from(plan.buyers[*buyer as usize].quantity)).sum()
     }
 
-    /// New orders per second, to nine tenths of them: the last ones may be units that came back.
+    /// Forgets when orders were accepted that came after so many units were sold: these are units that came back, and
+    /// how soon they do is no matter of speed.
+    pub fn keep_first_round(&mut self, plan: &Plan, stock: u32) {
+        self.accepted_at.sort_unstable();
+        let mut left = u64::from(stock);
+        let of_the_round = self.accepted_at.iter().take_while(|(_, buyer)| {
+            let any = left > 0;
+            left = left.saturating_sub(plan.buyers[*buyer as usize].quantity.into());
+            any
+        });
+        let round = of_the_round.count();
+        self.accepted_at.truncate(round);
+    }
+
+    /// New orders per second, to nine tenths of those that are kept: the last ones may be units out of the reserve.
     pub fn accepted_per_second(&self) -> u64 {
         let most = self.accepted_at.len() * 9 / 10;
-        self.accepted_at.get(most).map_or(0, |at| per_second(most as u64 + 1, *at))
+        self.accepted_at.get(most).map_or(0, |(at, _)| per_second(most as u64 + 1, *at))
     }
 
     /// Refusals per second, to the last of them.
@@ -264,6 +277,9 @@ impl Recorder {
             Channel::Reset => record.no_answer.resets += 1,
         }
         record.over_time.count(self.start, now, answer);
+        if matches!(answer, Answer::Accepted(_) | Answer::Refused(_)) {
+            record.gave_up.remove(&buyer);
+        }
         match answer {
             Answer::Accepted(order) => {
                 self.tally.accepted.fetch_add(1, Relaxed);
@@ -274,7 +290,7 @@ impl Recorder {
                     if again {
                         record.second.insert(*order);
                     } else {
-                        record.accepted_at.push(since_start);
+                        record.accepted_at.push((since_start, buyer));
                     }
                 }
             }
@@ -285,7 +301,8 @@ impl Recorder {
                 if refusal.is(Code::RateLimited) {
                     record.limited.insert(buyer);
                 }
-                if !again {
+                // What came before the start is no part of a rate that counts from the start.
+                if !again && now >= self.start {
                     record.refused_at_first += 1;
                     record.last_refused = since_start;
                 }
@@ -305,13 +322,13 @@ impl Recorder {
     }
 
     /// A buyer asked after an unknown answer and found an order.
-    pub fn found(&self) {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner).found += 1;
+    pub fn found(&self, buyer: u32) {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up.remove(&buyer);
     }
 
     /// A buyer's patience ended without a decision.
-    pub fn gave_up(&self) {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up += 1;
+    pub fn gave_up(&self, buyer: u32) {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up.insert(buyer);
     }
 
     /// A buyer learned how an order ended.
@@ -328,5 +345,25 @@ impl Recorder {
 
     pub fn into_record(self) -> ClientRecord {
         self.record.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::answer::Refusal;
+
+    #[test]
+    fn refusals_from_before_the_start_are_counted_but_are_no_part_of_the_rate() {
+        let refused = |start: Instant| {
+            let recorder = Recorder::new(start, Arc::default()).expect("a recorder");
+            let answer = Answer::Refused(Refusal { code: Code::SaleNotStarted.name(), order: None });
+            let (channel, latency) = (Channel::Status(409), Duration::ZERO);
+            recorder.answered(&Heard { buyer: 0, answer: &answer, channel, latency, again: false });
+            let record = recorder.into_record();
+            (record.refused.values().sum::<u64>(), record.refused_at_first)
+        };
+        assert_eq!(refused(Instant::now() + Duration::from_secs(60)), (1, 0));
+        assert_eq!(refused(Instant::now()), (1, 1));
     }
 }

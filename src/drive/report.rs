@@ -42,17 +42,20 @@ pub struct Report {
     pub no_answer: NoAnswer,
     /// Answers that decide nothing: 503 and other 5xx, timeouts, resets.
     pub unconfirmed: u64,
+    /// Buyers who never heard whether their purchase went through.
+    pub gave_up: u64,
     /// Rows by state. Absent states have no row.
     pub orders: BTreeMap<&'static str, u64>,
     /// What buyers did after their purchase; all zero where they did nothing.
     pub afterwards: Afterwards,
     /// Rows that no 202 named, of buyers who were left without an answer.
     pub unanswered_orders: u64,
-    /// Units sold beyond the stock.
-    pub oversold: i64,
+    /// Units sold beyond the stock; null when the ledger cannot be seen.
+    pub oversold: Option<i64>,
     /// Units that no live order holds; null when the ledger cannot be seen.
     pub unsold: Option<i64>,
-    pub duplicates: u64,
+    /// Ids, claims and keys that occur twice, and orders that nobody was answered for; null likewise.
+    pub duplicates: Option<u64>,
     pub lost: u64,
     pub dishonoured: u64,
     pub http_5xx: u64,
@@ -84,7 +87,7 @@ pub struct SaleReport {
     pub requests: u64,
     pub accepted: u64,
     pub orders: BTreeMap<&'static str, u64>,
-    pub oversold: i64,
+    pub oversold: Option<i64>,
     pub unsold: Option<i64>,
     pub promises: Vec<Finding>,
     pub checks: Vec<Finding>,
@@ -119,9 +122,10 @@ pub struct Afterwards {
 /// Per second, from the start of the sale. Who came again later is not counted.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Rates {
-    /// New orders, to nine tenths of them: the last ones may be units that came back.
+    /// New orders, to nine tenths of those that used up the stock of the start for the first time; of all, where it was
+    /// never used up.
     pub accepted: u64,
-    /// To the last refusal.
+    /// From the first refusal after the start to the last.
     pub refused: u64,
     /// Units that became rows, to nine tenths of the most that rows ever held.
     pub persisted: u64,

@@ -171,7 +171,8 @@ impl<'a, W: Witness> Scene<'a, W> {
             delivered = selling => delivered,
             never = listening => never,
         };
-        let record = crowd.into_record().context("a buyer is still at it")?;
+        let mut record = crowd.into_record().context("a buyer is still at it")?;
+        record.keep_first_round(&plan, self.setting.stock);
         let case = Case {
             witness: self.witness,
             client: &self.client,
@@ -179,7 +180,6 @@ impl<'a, W: Witness> Scene<'a, W> {
             sale: on_sale.id,
             record: &record,
             setting: self.setting.clone(),
-            last_rise: &watch.last_rise,
             patience: self.patience,
         };
         let mut report = case.judge().await?;
@@ -196,22 +196,26 @@ impl<'a, W: Witness> Scene<'a, W> {
     async fn deliver(&self, operator: &Operator<'_>, on_sale: OnSale, crowd: &Crowd) -> u32 {
         let Some(deliveries) = self.deliveries else { return 0 };
         crowd.expect(deliveries.times as usize);
+        let leaving = crowd.leaving();
         let mut delivered = 0;
-        let delivering = async {
-            for nth in 1..=deliveries.times {
-                sleep_until((on_sale.start + deliveries.every * nth).into()).await;
-                let operation = format!("delivery-{nth}");
-                for _ in 0..2 {
-                    while let Err(error) = operator.add_stock(on_sale.id, deliveries.units, &operation).await {
-                        tracing::warn!(%error, "a delivery is tried again");
-                        sleep(PAUSE).await;
+        // Only the waits are cut short: a delivery that is under way is waited for, and counted.
+        for nth in 1..=deliveries.times {
+            let due = sleep_until((on_sale.start + deliveries.every * nth).into());
+            if leaving.run_until_cancelled(due).await.is_none() {
+                break;
+            }
+            let operation = format!("delivery-{nth}");
+            for again in [false, true] {
+                while let Err(error) = operator.add_stock(on_sale.id, deliveries.units, &operation).await {
+                    tracing::warn!(%error, "a delivery is tried again");
+                    if leaving.run_until_cancelled(sleep(PAUSE)).await.is_none() {
+                        return delivered;
                     }
                 }
-                delivered += deliveries.units;
-                crowd.expect((deliveries.times - nth) as usize);
+                delivered += if again { 0 } else { deliveries.units };
             }
-        };
-        crowd.leaving().run_until_cancelled(delivering).await;
+            crowd.expect((deliveries.times - nth) as usize);
+        }
         delivered
     }
 

@@ -53,6 +53,9 @@ impl Shown<'_> {
             }
         }
         line(f, "left without a decision", report.unconfirmed, "5xx, timeouts, resets; their buyers asked again")?;
+        if report.gave_up > 0 {
+            line(f, "buyers who gave up", report.gave_up, "they never heard a decision")?;
+        }
         if report.unanswered_orders > 0 {
             line(f, "orders of such buyers", report.unanswered_orders, "which no answer named")?;
         }
@@ -99,11 +102,13 @@ impl Shown<'_> {
         for (what, count) in [("lost", report.lost), ("dishonoured", report.dishonoured)] {
             line(f, what, count, "")?;
         }
-        line(f, "units oversold", report.oversold, "")?;
-        match report.unsold {
-            Some(unsold) => line(f, "units unsold", unsold, ""),
-            None => line(f, "units unsold", "?", "the ledger cannot be seen from here"),
+        for (what, units) in [("units oversold", report.oversold), ("units unsold", report.unsold)] {
+            match units {
+                Some(units) => line(f, what, units, "")?,
+                None => line(f, what, "?", "the ledger cannot be seen from here")?,
+            }
         }
+        Ok(())
     }
 
     fn speed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

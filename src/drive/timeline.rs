@@ -130,8 +130,6 @@ fn number(start: Instant, now: Instant) -> i64 {
 /// Watches the stores while a run goes on.
 #[derive(Debug, Default)]
 pub struct Watch {
-    /// From the start of the sale to the last time at which the units held by rows were seen to have risen.
-    pub last_rise: Mutex<Duration>,
     seen: Mutex<Buckets>,
 }
 
@@ -146,16 +144,11 @@ impl Watch {
 
     async fn watch_rows<W: Witness>(&self, witness: &W, sale: SaleId, start: Instant) -> Infallible {
         let mut ticks = ticks();
-        let mut most = 0;
         loop {
             ticks.tick().await;
             // A ledger that does not answer now is asked again at the next tick.
             let Ok(Some(sold)) = witness.sold(sale).await else { continue };
             self.note(start, |bucket| bucket.sold = Some(sold));
-            if sold > most {
-                most = sold;
-                *self.last_rise.lock().unwrap_or_else(PoisonError::into_inner) = start.elapsed();
-            }
         }
     }
 

@@ -4,7 +4,6 @@
 //! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -19,7 +18,6 @@ use super::client::Client;
 use super::demand::Plan;
 use super::distribution::{Distribution, Distributions};
 use super::machine::Machine;
-use super::progress::per_second;
 use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
 use super::timeline::Timeline;
@@ -51,6 +49,34 @@ impl Default for Patience {
     }
 }
 
+/// What was found broken of promises that the ledger keeps alone. Its view is one snapshot, so that such a finding is
+/// true for ever: no later look takes it back.
+#[derive(Debug, Default)]
+pub struct Proven(Vec<Finding>);
+
+impl Proven {
+    const OF_THE_LEDGER: [&str; 3] = ["no_oversell", "one_per_user", "ledger_conserved"];
+
+    /// Keeps what is broken for the first time.
+    pub fn note(&mut self, findings: &[Finding]) {
+        for finding in findings.iter().filter(|finding| finding.holds == Standing::Broken) {
+            let known = self.0.iter().any(|proven| proven.name == finding.name);
+            if Self::OF_THE_LEDGER.contains(&finding.name) && !known {
+                self.0.push(finding.clone());
+            }
+        }
+    }
+
+    /// Replaces later findings of the same promises.
+    pub fn put_back(&self, findings: &mut [Finding]) {
+        for finding in findings {
+            if let Some(proven) = self.0.iter().find(|proven| proven.name == finding.name) {
+                finding.clone_from(proven);
+            }
+        }
+    }
+}
+
 /// Everything that one run is judged by.
 pub struct Case<'a, W> {
     pub witness: &'a W,
@@ -59,8 +85,6 @@ pub struct Case<'a, W> {
     pub sale: SaleId,
     pub record: &'a ClientRecord,
     pub setting: Setting,
-    /// From the start of the sale to the last new row, as [`super::timeline::Watch`] sees it.
-    pub last_rise: &'a Mutex<Duration>,
     pub patience: Patience,
 }
 
@@ -76,8 +100,13 @@ impl<W: Witness> Case<'_, W> {
         let redis = self.witness.redis(self.sale).await.context("Redis does not answer")?;
         let demand_reached_stock = self.record.reached(self.plan, self.setting.stock);
         let mut snapshot = Snapshot { ledger, redis, flow, client: Some(&told), demand_reached_stock };
+        let mut proven = Proven::default();
+        let mut oversold = 0;
         for _ in 0..LOOKS {
-            if !is_broken(&promises::check(&snapshot)) {
+            let findings = promises::check(&snapshot);
+            proven.note(&findings);
+            oversold = oversold.max(promises::shortfalls(&snapshot).oversold);
+            if !is_broken(&findings) {
                 break;
             }
             // The two stores cannot be read at one instant, and the auditor may be at work: what is really broken
@@ -94,14 +123,14 @@ impl<W: Witness> Case<'_, W> {
         // Kafka that cannot be seen is no reason to fail; orders that are seen waiting are.
         let settled = snapshot.flow.is_none_or(Flow::is_settled);
         let checks = self.checks(Some(&snapshot.ledger));
-        let mut report = self.report(promises::check(&snapshot), checks, settled);
-        let rows_took = *self.last_rise.lock().unwrap_or_else(PoisonError::into_inner);
-        report.rates.persisted = per_second(snapshot.ledger.orders.len() as u64, rows_took);
+        let mut findings = promises::check(&snapshot);
+        proven.put_back(&mut findings);
+        let mut report = self.report(findings, checks, settled);
         report.orders = orders;
         report.unanswered_orders = unanswered(&snapshot.ledger, &told);
-        report.oversold = short.oversold;
+        report.oversold = Some(short.oversold.max(oversold));
         report.unsold = Some(short.unsold);
-        report.duplicates = short.duplicates;
+        report.duplicates = Some(short.duplicates);
         report.lost = short.lost;
         report.dishonoured = short.dishonoured;
         Ok(report)
@@ -139,12 +168,23 @@ impl<W: Witness> Case<'_, W> {
 
     /// The state of an order as its buyer reads it, from any node that answers.
     async fn read(&self, order: OrderId, buyer: u32) -> Option<Seen> {
-        let path: Uri = format!("/api/v1/orders/{order}").parse().ok()?;
+        self.ask(&format!("/api/v1/orders/{order}"), buyer).await.filter(|seen| seen.order_id == order)
+    }
+
+    /// Whether the sale shows its buyer another order, that was not rejected.
+    async fn has_another(&self, order: OrderId, buyer: u32) -> bool {
+        let own = self.ask(&format!("/api/v1/sales/{}/order", self.sale), buyer).await;
+        own.is_some_and(|own| own.order_id != order && own.status != OrderStatus::Rejected)
+    }
+
+    /// An order that a buyer asks for, from any node that has it.
+    async fn ask(&self, path: &str, buyer: u32) -> Option<Seen> {
+        let path: Uri = path.parse().ok()?;
         let caller = &self.plan.buyers[buyer as usize].caller;
         for node in 0..self.client.nodes() {
             let reply = self.client.send(buyer as usize + node, Method::GET, &path, caller, Bytes::new()).await;
             let Some(reply) = reply.ok().filter(|reply| reply.status == 200) else { continue };
-            return serde_json::from_slice::<Seen>(&reply.body).ok().filter(|seen| seen.order_id == order);
+            return serde_json::from_slice::<Seen>(&reply.body).ok();
         }
         None
     }
@@ -162,8 +202,11 @@ impl<W: Witness> Case<'_, W> {
                 match self.read(order, buyer).await {
                     Some(seen) if seen.status != OrderStatus::Queued => {
                         *orders.entry(seen.status.as_str()).or_default() += 1;
-                        let excused = seen.reason == Some(Reason::AlreadyPurchased);
                         let rejected = seen.status == OrderStatus::Rejected;
+                        // Only who has another one may be told so.
+                        let excused = rejected
+                            && seen.reason == Some(Reason::AlreadyPurchased)
+                            && self.has_another(order, buyer).await;
                         dishonoured += u64::from(rejected && !excused);
                     }
                     _ => still_open.push((order, buyer)),
@@ -196,7 +239,11 @@ impl<W: Witness> Case<'_, W> {
     /// What this run has to show besides the promises.
     fn checks(&self, ledger: Option<&LedgerView>) -> Vec<Finding> {
         self.record.waiting.map_or_else(Vec::new, |waiting| {
-            vec![checks::orders_ended(waiting), checks::moves_kept(self.record, ledger)]
+            vec![
+                checks::everybody_decided(self.record),
+                checks::orders_ended(waiting),
+                checks::moves_kept(self.record, ledger),
+            ]
         })
     }
 
@@ -215,12 +262,13 @@ impl<W: Witness> Case<'_, W> {
             http: record.http.clone(),
             no_answer: record.no_answer,
             unconfirmed: record.unconfirmed,
+            gave_up: record.gave_up.len() as u64,
             orders: BTreeMap::new(),
             afterwards: record.afterwards(),
             unanswered_orders: 0,
-            oversold: 0,
+            oversold: None,
             unsold: None,
-            duplicates: 0,
+            duplicates: None,
             lost: 0,
             dishonoured: 0,
             http_5xx: record.http_5xx,
@@ -266,4 +314,27 @@ fn is_broken(findings: &[Finding]) -> bool {
 
 pub(super) const fn holds_if(kept: bool) -> Standing {
     if kept { Standing::Holds } else { Standing::Broken }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_look_at_the_ledger_proves_no_later_look_takes_back() {
+        let look = |holds, detail: &str| {
+            let finding = |name| Finding { name, holds, detail: detail.to_owned() };
+            NAMES.map(finding).to_vec()
+        };
+        let mut proven = Proven::default();
+        proven.note(&look(Standing::Holds, "well"));
+        proven.note(&look(Standing::Broken, "first"));
+        proven.note(&look(Standing::Broken, "second"));
+        let mut last = look(Standing::Holds, "last");
+        proven.put_back(&mut last);
+        let broken: Vec<_> = last.iter().filter(|finding| finding.holds == Standing::Broken).collect();
+        assert_eq!(broken.iter().map(|finding| finding.name).collect::<Vec<_>>(), Proven::OF_THE_LEDGER);
+        assert!(broken.iter().all(|finding| finding.detail == "first"));
+        assert_eq!(last.iter().filter(|finding| finding.detail == "last").count(), NAMES.len() - broken.len());
+    }
 }

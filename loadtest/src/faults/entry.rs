@@ -1,12 +1,11 @@
 //! One fault from the sale's opening to its line in the report.
 
 use std::fmt::{self, Display, Formatter};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use seckill::drive::report::{Report, Setting, Verdict};
-use seckill::drive::verdict::{Case, Patience};
+use seckill::drive::verdict::{Case, Patience, Proven};
 use seckill::promises::{Finding, Standing};
 use serde::Serialize;
 use tokio::time::sleep;
@@ -75,7 +74,6 @@ impl Entry {
             sale: sale_id,
             record: &record,
             setting: Setting { nodes: 2, stock: fault.wish.stock, ..Setting::default() },
-            last_rise: &Mutex::default(),
             patience: Patience { settle: REPAIRED_WITHIN, second_look: Duration::from_millis(500) },
         };
         let report = self.judge(&case).await.context("the verdict")?;
@@ -90,7 +88,7 @@ impl Entry {
         figure("orders", report.orders.values().sum());
         figure("lost", report.lost);
         figure("dishonoured", report.dishonoured);
-        figure("gave_up", record.gave_up);
+        figure("gave_up", report.gave_up);
         figure("seconds", begun.elapsed().as_secs());
         self.promises = report.promises;
         ground.stage.check()
@@ -99,8 +97,14 @@ impl Entry {
     /// Looks until nothing is broken that must not be, for as long as the auditor may need.
     async fn judge(&self, case: &Case<'_, seckill::drive::stores::Stores>) -> anyhow::Result<Report> {
         let begun = Instant::now();
+        let mut proven = Proven::default();
         loop {
-            let report = case.judge().await;
+            let report = case.judge().await.map(|mut report| {
+                proven.note(&report.promises);
+                proven.put_back(&mut report.promises);
+                report.add_checks([]);
+                report
+            });
             let patience = match &report {
                 Ok(report) if report.verdict == Verdict::Pass => return Ok(report.clone()),
                 Ok(report) if report.settled && self.unexcused(report).next().is_none() => EXCUSED_AFTER,
@@ -180,9 +184,9 @@ mod tests {
             refused: BTreeMap::new(),
             unconfirmed: 0,
             orders: BTreeMap::new(),
-            oversold: 0,
+            oversold: Some(0),
             unsold: None,
-            duplicates: 0,
+            duplicates: Some(0),
             lost,
             dishonoured: 0,
             http_5xx: 0,

@@ -98,14 +98,15 @@ type Tile = (String, String, bool);
 
 fn figures(report: &Report) -> [Tile; 6] {
     let count = |n: u64| number(n as f64);
-    let sold = report.unsold.map(|unsold| i64::from(report.stock) - unsold + report.oversold);
-    let sold = sold.map_or_else(|| "?".to_owned(), |units| number(units as f64));
+    let counted = report.unsold.zip(report.oversold);
+    let sold = counted.map(|(unsold, oversold)| i64::from(report.stock) - unsold + oversold);
+    let units = |units: Option<i64>| units.map_or_else(|| "?".to_owned(), |units| number(units as f64));
     let failed = report.lost + report.dishonoured;
     let p99 = report.latency_ms.accepted.p99;
     let p99 = if p99 < 10_000.0 { format!("{} ms", number(p99)) } else { format!("{} s", number(p99 / 1000.0)) };
     [
-        (sold, format!("of {} units sold", number(report.stock.into())), false),
-        (number(report.oversold as f64), "units oversold".to_owned(), report.oversold > 0),
+        (units(sold), format!("of {} units sold", number(report.stock.into())), false),
+        (units(report.oversold), "units oversold".to_owned(), report.oversold > Some(0)),
         (count(failed), "orders lost or dishonoured".to_owned(), failed > 0),
         (count(report.requests), "purchases sent".to_owned(), false),
         (count(report.rates.accepted), "accepted a second".to_owned(), false),

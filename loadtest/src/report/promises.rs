@@ -7,7 +7,7 @@ use super::html::Text;
 use super::plot::put;
 
 /// What each promise and check says.
-const MEANINGS: [(&str, &str); 16] = [
+const MEANINGS: [(&str, &str); 18] = [
     ("no_oversell", "Live orders never add up to more units than the stock."),
     ("no_undersell", "When demand reached the stock, the whole stock is sold."),
     ("one_per_user", "A buyer holds at most one live order."),
@@ -18,9 +18,11 @@ const MEANINGS: [(&str, &str); 16] = [
     ("covered", "Every live order has its claim in Redis, and no rejected one has."),
     ("agreement", "Redis and PostgreSQL tell the same story."),
     ("exactly_once", "Retries and redeliveries change nothing."),
+    ("everybody_decided", "Every buyer heard whether the purchase went through."),
     ("orders_ended", "Every order was paid, cancelled or expired before patience ended."),
     ("refusals_allowed", "Nobody was refused for a reason that this run rules out."),
     ("refusals_expected", "The refusals that this run is about did happen."),
+    ("only_scripts_limited", "Nobody was told to slow down but scripts."),
     ("stock_as_delivered", "The stock is what was put on sale and what was added, each delivery once."),
     ("blocked_got_nothing", "Nobody on the blacklist holds an order."),
     ("moves_kept", "Whoever was told that an order is paid, cancelled or expired finds it so."),

@@ -32,11 +32,9 @@ fn sales(out: &mut String, sales: &[SaleReport]) {
             (true, _) => ("open", "not all checked"),
         };
         let count = |n: u64| number(n as f64);
-        let mut said = vec![
-            format!("{} purchases", count(sale.requests)),
-            format!("{} accepted", count(sale.accepted)),
-            format!("{} units oversold", number(sale.oversold as f64)),
-        ];
+        let mut said =
+            vec![format!("{} purchases", count(sale.requests)), format!("{} accepted", count(sale.accepted))];
+        said.extend(sale.oversold.map(|units| format!("{} units oversold", number(units as f64))));
         said.extend(sale.unsold.map(|unsold| format!("{} unsold", number(unsold as f64))));
         said.extend(sale.orders.iter().map(|(state, n)| format!("{} {state}", count(*n))));
         said.extend((!broken.is_empty()).then(|| format!("broken: {}", broken.join(", "))));
@@ -79,6 +77,7 @@ fn figures(report: &Report) -> Vec<Pair> {
         count("timeouts", report.no_answer.timeouts),
         count("broken connections", report.no_answer.resets),
         count("never sent: no connection", report.no_answer.not_sent),
+        count("buyers who gave up without a decision", report.gave_up),
         count("not sent, or not understood", report.client_errors),
     ]);
     all.extend(report.http.iter().map(|(status, n)| count(&format!("answers of status {status}"), *n)));
@@ -95,13 +94,14 @@ fn figures(report: &Report) -> Vec<Pair> {
             count("buyers left without a unit", after.still_wanted),
         ]);
     }
+    let known = |n: Option<f64>| n.map_or_else(|| "not known".to_owned(), number);
     all.extend([
-        ("units oversold".to_owned(), number(report.oversold as f64)),
-        ("units unsold".to_owned(), report.unsold.map_or_else(|| "not known".to_owned(), |n| number(n as f64))),
+        ("units oversold".to_owned(), known(report.oversold.map(|n| n as f64))),
+        ("units unsold".to_owned(), known(report.unsold.map(|n| n as f64))),
         count("orders of buyers without an answer", report.unanswered_orders),
         count("orders lost", report.lost),
         count("orders dishonoured", report.dishonoured),
-        count("duplicates", report.duplicates),
+        ("duplicates".to_owned(), known(report.duplicates.map(|n| n as f64))),
         count("accepted a second", report.rates.accepted),
         count("refused a second", report.rates.refused),
         count("rows a second", report.rates.persisted),

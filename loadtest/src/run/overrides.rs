@@ -70,7 +70,8 @@ impl Overrides {
             sale.stock = scaled(sale.stock, more_stock);
             sale.buyers = scaled(sale.buyers, more_buyers);
             // A sale whose buyers all come at once has no time to stretch.
-            sale.seconds = if first.seconds > 0.0 { sale.seconds * longer } else { self.seconds.unwrap_or(0.0) };
+            sale.seconds =
+                if first.seconds > 0.0 { sale.seconds * longer } else { self.seconds.unwrap_or(sale.seconds) };
             sale.hasty = self.hasty.unwrap_or(sale.hasty);
             sale.early = self.early.unwrap_or(sale.early);
             sale.keyed = self.keyed.unwrap_or(sale.keyed);
@@ -146,6 +147,20 @@ mod tests {
         let mixed = changed("mixed", &["--stock", "20", "--buyers", "200", "--seconds", "1"]).expect("a scenario");
         let sizes: Vec<_> = mixed.sales.iter().map(|sale| (sale.stock, sale.buyers, sale.seconds)).collect();
         assert_eq!(sizes, [(20, 200, 1.0), (40, 30, 3.0), (30, 30, 3.0), (15, 30, 3.0)]);
+    }
+
+    #[test]
+    fn seconds_stay_as_they_are_where_none_are_given_and_the_first_sale_has_none() {
+        let sale = |seconds| format!("[[sales]]\nname = \"{seconds}\"\nstock = 1\nbuyers = 1\nseconds = {seconds}\n");
+        let seconds = |flags: &[&str]| {
+            let text = format!("about = \"\"\nallows = []\n{}{}", sale(0), sale(3));
+            let mut scenario = Scenario::parse("test", &text).expect("a scenario");
+            let line = Line::try_parse_from(["line"].iter().chain(flags)).expect("flags");
+            line.overrides.apply(&mut scenario).expect("a scenario");
+            scenario.sales.iter().map(|sale| sale.seconds).collect::<Vec<_>>()
+        };
+        assert_eq!(seconds(&["--stock", "5"]), [0.0, 3.0]);
+        assert_eq!(seconds(&["--seconds", "2"]), [2.0, 2.0]);
     }
 
     #[test]

@@ -274,9 +274,13 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_before_anything_runs() {
-        for line in ["hasty = 1.5", "seconds = -1", "afterwards = { cancel = 0.6, forget = 0.6, regret = 0 }"] {
-            let text = line.replace("seconds", "early = 0 #");
-            assert!(with(&text).is_err() || line.starts_with("seconds"), "{line}");
+        for line in ["hasty = 1.5", "afterwards = { cancel = 0.6, forget = 0.6, regret = 0 }"] {
+            assert!(with(line).is_err(), "{line}");
+        }
+        for seconds in ["-1.0", "nan", "inf"] {
+            let sale = format!("[[sales]]\nname = \"\"\nstock = 1\nbuyers = 1\nseconds = {seconds}\n");
+            let scenario = Scenario::parse("test", &format!("about = \"\"\nallows = []\n{sale}"));
+            assert!(scenario.is_err_and(|error| format!("{error:#}").contains(": seconds: ")), "{seconds}");
         }
         let refused = |allows: &str, expects: &str| {
             let text = format!(

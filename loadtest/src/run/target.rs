@@ -31,8 +31,9 @@ pub struct Target {
     /// The service's key for tokens: the buyers and the operator of the run are made with it.
     #[arg(long, env = "SECKILL__AUTH__JWT_SECRET", hide_env_values = true)]
     secret: Option<String>,
-    /// The service's PostgreSQL, to look orders up.
-    #[arg(long, value_name = "URL")]
+    /// The service's PostgreSQL, to look orders up. Only together with the other two stores: half a view would judge less
+    /// than the service's own audit does.
+    #[arg(long, value_name = "URL", requires_all = ["redis", "kafka"])]
     postgres: Option<String>,
     /// The service's Redis, to look claims up.
     #[arg(long, value_name = "URL")]
@@ -134,5 +135,36 @@ impl Target {
             &settings.kafka
         });
         Stores::some(postgres, redis, kafka).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        _target: Target,
+        /// `--sandbox` may be left out for it.
+        #[arg(long)]
+        strategy: Option<String>,
+    }
+
+    #[test]
+    fn postgres_is_only_looked_at_together_with_redis_and_kafka() {
+        let taken = |flags: &[&str]| {
+            let line = ["line", "--url", "http://127.0.0.1:1"].iter().chain(flags);
+            Line::try_parse_from(line).map(|line| line.strategy.is_none())
+        };
+        assert!(taken(&[]).is_ok());
+        assert!(taken(&["--postgres", "p", "--redis", "r", "--kafka", "k"]).is_ok());
+        for flags in
+            [vec!["--postgres", "p"], vec!["--postgres", "p", "--redis", "r"], vec!["--postgres", "p", "--kafka", "k"]]
+        {
+            assert!(taken(&flags).is_err(), "{flags:?}");
+        }
     }
 }

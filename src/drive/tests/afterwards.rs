@@ -75,6 +75,16 @@ async fn a_shop_that_lets_nothing_expire_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_shop_that_stops_answering_fails() {
+    let (run, report) = judged(100, Fault::FallsSilent, &impatient()).await;
+    assert_eq!(report.verdict, Verdict::Fail);
+    let decided = report.checks.iter().find(|check| check.name == "everybody_decided").expect("it is listed");
+    assert_eq!(decided.holds, Standing::Broken, "{}", decided.detail);
+    assert_eq!(report.gave_up, run.record.gave_up.len() as u64);
+    assert!(broken(&report).contains(&"no_undersell"), "who gave up wanted a unit: {:?}", report.promises);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_shop_that_forgets_payments_fails() {
     let (_, report) = judged(100, Fault::ForgetsPayments, &lively()).await;
     assert_eq!(report.verdict, Verdict::Fail);

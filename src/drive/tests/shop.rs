@@ -25,10 +25,14 @@ pub enum Fault {
     Loses,
     /// Rejects its tenth order afterwards.
     Rejects,
+    /// Rejects its tenth order as the second one of a buyer who has no other.
+    RejectsAsSecond,
     /// Sells, then answers every third buyer 503.
     Mute,
     /// Answers every third request 503 and sells nothing.
     Busy,
+    /// Answers 503 to every purchase after its tenth order.
+    FallsSilent,
     /// Says that its last order is still on its way, for ever.
     Stuck,
     /// Takes a while for each answer.
@@ -148,7 +152,8 @@ async fn purchase(shop: web::Data<Shop>, request: HttpRequest, body: web::Json<s
     let mut state = shop.state();
     state.calls += 1;
     let third = state.calls.is_multiple_of(3);
-    if shop.fault == Fault::Busy && third {
+    let silent = shop.fault == Fault::FallsSilent && state.orders.len() == 10;
+    if silent || shop.fault == Fault::Busy && third {
         return problem(503, "unavailable");
     }
     if let Some(order) = key.as_ref().and_then(|key| state.requests.get(&(user.clone(), key.clone()))) {
@@ -188,9 +193,14 @@ async fn purchase(shop: web::Data<Shop>, request: HttpRequest, body: web::Json<s
     if state.orders.len() == 10 && shop.fault == Fault::Loses {
         state.forgotten.insert(id);
     }
-    if state.orders.len() == 10 && shop.fault == Fault::Rejects {
+    let reason = match shop.fault {
+        Fault::Rejects => Some(Reason::SoldOut),
+        Fault::RejectsAsSecond => Some(Reason::AlreadyPurchased),
+        _ => None,
+    };
+    if state.orders.len() == 10 && reason.is_some() {
         state.orders[9].status = OrderStatus::Rejected;
-        state.orders[9].reason = Some(Reason::SoldOut);
+        state.orders[9].reason = reason;
     }
     if shop.fault == Fault::Mute && third {
         return problem(503, "unavailable");
