@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use actix_web::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use actix_web::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName};
 use actix_web::{HttpRequest, web};
 use serde::de::DeserializeOwned;
 
@@ -10,6 +10,10 @@ use super::Api;
 use super::problem::{Code, Problem};
 use crate::admission::identity::Identity;
 use crate::domain::{Sale, SaleId, SaleState};
+
+/// Names that the library does not know. Made once: a name that is a text is read anew for each look-up.
+static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+pub static FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// A body that was read to its end, or the reason why not.
 pub type Body = Result<web::Bytes, actix_web::Error>;
@@ -78,7 +82,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 /// The Idempotency-Key of a purchase or an operator's command, if there is one.
 pub fn idempotency_key(request: &HttpRequest) -> Result<Option<&str>, Problem> {
-    let key = single_header(request.headers(), "idempotency-key")?;
+    let key = single_header(request.headers(), &IDEMPOTENCY_KEY)?;
     let fits = |key: &str| (1..=64).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
     match key {
         Some(key) if !fits(key) => Err(Problem::invalid("an Idempotency-Key is 1 to 64 visible ASCII characters")),
@@ -87,7 +91,7 @@ pub fn idempotency_key(request: &HttpRequest) -> Result<Option<&str>, Problem> {
 }
 
 /// The one value of a header: `None` if absent, an error if it stands there twice or is not readable.
-pub fn single_header<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, Problem> {
+pub fn single_header<'a>(headers: &'a HeaderMap, name: &'static HeaderName) -> Result<Option<&'a str>, Problem> {
     let mut values = headers.get_all(name);
     let Some(value) = values.next() else {
         return Ok(None);

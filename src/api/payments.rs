@@ -1,5 +1,6 @@
 //! The callback of a payment provider. It is not a buyer, so it shows no token: it signs what it says.
 
+use actix_web::http::header::HeaderName;
 use actix_web::{HttpRequest, HttpResponse, web};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -12,7 +13,7 @@ use super::problem::{Code, Problem};
 use crate::domain::{OrderId, OrderStatus};
 use crate::payment::{self, Payment, Settled};
 
-const SIGNATURE: &str = "x-payment-signature";
+static SIGNATURE: HeaderName = HeaderName::from_static("x-payment-signature");
 
 /// A payment as its provider reports it. Members that we do not know are the provider's own business.
 #[derive(Clone, Debug, Deserialize)]
@@ -46,7 +47,7 @@ pub async fn callback(api: web::Data<Api>, request: HttpRequest, body: Body) -> 
     let body = caller::read(body)?;
     // Without a secret nobody can be told from a forger, so there is nobody to talk to.
     let signature = api.callbacks.as_ref().ok_or_else(|| Problem::new(Code::NotFound))?;
-    let shown = caller::single_header(request.headers(), SIGNATURE)?.unwrap_or_default();
+    let shown = caller::single_header(request.headers(), &SIGNATURE)?.unwrap_or_default();
     if !signature.is_genuine(&body, shown) {
         return Err(Problem::new(Code::Unauthorized).detail("the signature does not fit the body"));
     }

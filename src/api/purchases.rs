@@ -87,7 +87,7 @@ fn quantity(request: &HttpRequest, body: &[u8]) -> Result<u32, Problem> {
 
 fn admit(api: &Api, request: &HttpRequest, sale: &Sale, user: &UserId) -> Result<(), Problem> {
     let headers = request.headers();
-    let forwarded = headers.get_all("x-forwarded-for").map(|value| value.to_str().unwrap_or(""));
+    let forwarded = headers.get_all(&caller::FORWARDED_FOR).map(|value| value.to_str().unwrap_or(""));
     let caller = Caller {
         user,
         address: api.admission.client_address(caller::peer(request), forwarded),

@@ -48,7 +48,7 @@ const fn figure(key: &'static str, about: &'static str, goal: Goal, kind: Kind) 
 }
 
 const fn at_most(ms: f64) -> Goal {
-    Goal::AtMost { reach: ms, aim: ms }
+    Goal::AtMost { reach: ms, aim: ms / 2.0 }
 }
 
 const REFUSED: Figure =
