@@ -2,9 +2,9 @@
 //!
 //! Clicks follow the plan, not the answers: a slow service meets the same crowd as a fast one, and latency counts
 //! from the moment at which the click was due. A fixed number of workers take the clicks in order, so a request
-//! costs no task of its own. A buyer who is left without a decision asks on ([`super::asking`]). A crowd with [`Habits`] lives on: orders are paid,
-//! cancelled and forgotten ([`super::life`]), and who got nothing comes again when the sale shows units
-//! ([`super::waiting`]).
+//! costs no task of its own. A buyer who is left without a decision asks on (`asking`). A crowd with [`Habits`] lives on: orders are paid,
+//! cancelled and forgotten (`life`), and who got nothing comes again when the sale shows units
+//! (`waiting`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};

@@ -1,6 +1,6 @@
 //! Buyers and the verdict: a crowd in front of a running service, and the judgement on what it was told.
 //!
-//! [`demand`] draws a plan of clicks, [`buyers`] acts it out through [`client`], [`life`] and [`waiting`] are what comes
+//! [`demand`] draws a plan of clicks, [`buyers`] acts it out through [`client`], `life` and `waiting` are what comes
 //! after a purchase, [`record`] keeps every answer, and [`verdict`] holds the answers against the ledger and Redis by
 //! the checks of [`crate::promises`]. The demo, the load test and the fault drill share all of it.
 
