@@ -16,6 +16,8 @@ mod reader;
 mod writer;
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -37,7 +39,7 @@ use crate::outbox::Publisher;
 const RESTART: Duration = Duration::from_secs(1);
 
 /// How long nothing may come from Kafka before a reader doubts that nothing is there: at first, and at most. It doubles
-/// with each client that is replaced, because a new one needs time as well.
+/// with each client that has read nothing, because a new one may only need more time.
 const QUIET: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(60)];
 
 /// Why the orders of a batch are not written.
@@ -97,12 +99,14 @@ impl<R: Record> Consumer<R> {
         let mut writer = Writer::new(&self.settings, self.recorder, self.publisher, self.metrics.clone());
         info!(group = self.settings.kafka.group, "the consumer runs");
         let mut quiet = QUIET[0];
+        let sighted = Arc::new(AtomicBool::new(false));
         loop {
             let (batches, taken) = tokio::sync::mpsc::channel(1);
             let (done, finished) = std::sync::mpsc::channel();
             let group = Group::new(&self.settings.kafka.topic, self.metrics.clone(), finished);
-            let reader = Reader::subscribe(&self.settings, group, batches, self.metrics.clone(), quiet)
-                .context("the Kafka consumer cannot be made")?;
+            let reader =
+                Reader::subscribe(&self.settings, group, batches, self.metrics.clone(), quiet, sighted.clone())
+                    .context("the Kafka consumer cannot be made")?;
             let until = stop.clone();
             let thread = thread::Builder::new().name("consumer".to_owned()).spawn(move || reader.run(&until))?;
             // Ends when the thread has left its loop and nothing is in hand.
@@ -112,7 +116,7 @@ impl<R: Record> Consumer<R> {
                 Ok(()) => break,
                 Err(error) => error!(%error, "the Kafka consumer is beyond repair; a new one takes over"),
             }
-            quiet = (quiet * 2).min(QUIET[1]);
+            quiet = if sighted.swap(false, Ordering::Relaxed) { QUIET[0] } else { (quiet * 2).min(QUIET[1]) };
             let _ = tokio::time::timeout(RESTART, stop.cancelled()).await;
         }
         info!("the consumer has stopped");

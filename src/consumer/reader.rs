@@ -4,6 +4,8 @@
 //! Kafka takes partitions away from a consumer that does not poll. So while the writer is slow, or the database is
 //! away for minutes, the partitions are paused and polling goes on.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
@@ -41,6 +43,8 @@ pub(super) struct Reader {
     failing: bool,
     /// How long nothing may come before somebody else is asked whether that is true.
     quiet: Duration,
+    /// Whether this client has ever read anything.
+    sighted: Arc<AtomicBool>,
     /// When to look whether messages wait that do not come.
     look_at: Instant,
     /// Whether some were waiting when it was last looked.
@@ -54,6 +58,7 @@ impl Reader {
         batches: Sender<Batch>,
         metrics: Metrics,
         quiet: Duration,
+        sighted: Arc<AtomicBool>,
     ) -> KafkaResult<Self> {
         let consumer: BaseConsumer<Group> = client(settings).create_with_context(group)?;
         consumer.subscribe(&[&settings.kafka.topic])?;
@@ -67,6 +72,7 @@ impl Reader {
             metrics,
             failing: false,
             quiet,
+            sighted,
             look_at: Instant::now() + quiet,
             waiting: false,
         })
@@ -140,6 +146,7 @@ impl Reader {
             Some(Ok(message)) => {
                 self.next.add(&message);
                 (self.look_at, self.waiting) = (Instant::now() + self.quiet, false);
+                self.sighted.store(true, Ordering::Relaxed);
                 if self.failing {
                     info!("Kafka can be read again");
                     self.failing = false;
