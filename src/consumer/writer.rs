@@ -116,8 +116,8 @@ impl<R: Record> Writer<R> {
             }
             if let Err(error) = sent.and(reported) {
                 warn!(%error, letters = parcels.len(), "dead letters cannot be put aside yet: check the topic for them");
+                self.publisher.revive(&self.dead_letters, &error).await;
             }
-            self.publisher.revive();
             if tokio::time::timeout(backoff.next(), stop.cancelled()).await.is_ok() {
                 return None;
             }

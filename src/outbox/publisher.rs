@@ -2,7 +2,8 @@
 //!
 //! Nothing here waits without need and nothing blocks a thread of the runtime: a full queue makes the caller wait
 //! for its own oldest letter. A producer that gave up for good (an idempotent producer does, when the broker has
-//! lost what it remembered) is replaced, and the letters that it failed are the caller's to send again.
+//! lost what it remembered), or is blind to a topic that others see, is replaced, and the letters that it failed are the
+//! caller's to send again.
 
 use std::sync::Arc;
 use std::thread;
@@ -22,6 +23,9 @@ const QUEUE: usize = 100_000;
 
 /// How long a caller with nothing of its own under way waits for room that others take up.
 const ROOM: Duration = Duration::from_millis(5);
+
+/// How long a new producer may take to find the topic.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// A message for Kafka.
 #[derive(Clone, Debug)]
@@ -184,21 +188,51 @@ impl Publisher {
         outcome
     }
 
-    /// Puts a new producer in the place of one that will never deliver again.
-    pub fn revive(&self) {
+    /// After a failed delivery: puts a new producer in the place of one that will never deliver again.
+    ///
+    /// That is one that gave up for good, and one that is blind: a topic that is deleted and made anew begins to count
+    /// its leaders anew, and an old client takes them for old news. Where letters ran out of time, a new producer is
+    /// asked for the topic; if that one sees it, it takes over. A Kafka that is away is seen by neither.
+    pub async fn revive(&self, topic: &str, failure: &KafkaError) {
         let current = self.0.producer.load_full();
-        let Some((code, reason)) = current.client().fatal_error() else { return };
-        match self.0.config.create::<FutureProducer>() {
-            Ok(fresh) => {
-                warn!(%code, reason, "the Kafka producer gave up for good; a new one takes over");
-                let replaced = self.0.producer.compare_and_swap(&current, Arc::new(fresh));
-                if Arc::ptr_eq(&replaced, &current) {
-                    retire(current);
+        if let Some((code, reason)) = current.client().fatal_error() {
+            match self.0.config.create() {
+                Ok(fresh) => {
+                    warn!(%code, reason, "the Kafka producer gave up for good; a new one takes over");
+                    self.replace(current, fresh);
                 }
+                Err(error) => error!(%error, "no new Kafka producer can be made"),
             }
-            Err(error) => error!(%error, "no new Kafka producer can be made"),
+            return;
+        }
+        if failure.rdkafka_error_code() != Some(RDKafkaErrorCode::MessageTimedOut) {
+            return;
+        }
+        let (config, topic) = (self.0.config.clone(), topic.to_owned());
+        // Asking blocks a thread, and so does letting go of a producer.
+        let asked = tokio::task::spawn_blocking(move || {
+            let fresh: FutureProducer = config.create().ok()?;
+            sees(&fresh, &topic).then_some(fresh)
+        });
+        if let Ok(Some(fresh)) = asked.await {
+            warn!("orders ran out of time at a Kafka producer, and a new one sees the topic; it takes over");
+            self.replace(current, fresh);
         }
     }
+
+    /// Unless somebody else was faster.
+    fn replace(&self, current: Arc<FutureProducer>, fresh: FutureProducer) {
+        let fresh = Arc::new(fresh);
+        let replaced = self.0.producer.compare_and_swap(&current, Arc::clone(&fresh));
+        retire(if Arc::ptr_eq(&replaced, &current) { current } else { fresh });
+    }
+}
+
+/// Whether a producer knows a leader of every partition of the topic.
+fn sees(producer: &FutureProducer, topic: &str) -> bool {
+    let Ok(metadata) = producer.client().fetch_metadata(Some(topic), LOOK) else { return false };
+    let partitions = metadata.topics().first().map(|topic| topic.partitions()).unwrap_or_default();
+    !partitions.is_empty() && partitions.iter().all(|partition| partition.leader() >= 0)
 }
 
 fn record(letter: &Letter) -> FutureRecord<'_, Vec<u8>, Vec<u8>> {
@@ -272,10 +306,10 @@ mod tests {
         let mut parcels: Vec<_> = (0..100).map(letter).collect();
         let sent = publisher.send(&mut parcels).await;
         let reported = publisher.reports(&mut parcels).await;
-        assert!(sent.and(reported).is_err());
+        let failure = sent.and(reported).expect_err("it gave up");
         assert!(!parcels.iter().any(Parcel::is_delivered));
 
-        publisher.revive();
+        publisher.revive("orders", &failure).await;
         publisher.send(&mut parcels).await.expect("room");
         publisher.reports(&mut parcels).await.expect("delivery");
         assert!(parcels.iter().all(Parcel::is_delivered));

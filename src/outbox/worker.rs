@@ -243,14 +243,14 @@ impl Worker {
     /// Hands what is here of a batch to the producer.
     async fn send(&mut self, at: usize) {
         if let Err(error) = self.publisher.send(&mut self.under_way[at]).await {
-            self.failed(&error);
+            self.failed(&error).await;
         }
     }
 
-    fn failed(&mut self, error: &KafkaError) {
+    async fn failed(&mut self, error: &KafkaError) {
         debug!(sale = %self.sale, %error, "a delivery failed");
         self.condition.failed(error);
-        self.publisher.revive();
+        self.publisher.revive(&self.topic, error).await;
     }
 
     async fn settle_all(&mut self, stop: &CancellationToken) -> Result<(), RedisError> {
@@ -283,7 +283,7 @@ impl Worker {
                 break;
             }
             if let Err(error) = reports {
-                self.failed(&error);
+                self.failed(&error).await;
             }
             if timeout(backoff.next(), stop.cancelled()).await.is_ok() {
                 break;

@@ -39,7 +39,10 @@ impl Auditor {
         let sent = self.publisher.send(&mut parcels).await;
         let reported = self.publisher.reports(&mut parcels).await;
         // What failed still has its claim, and is found again by the next run.
-        sent.and(reported).map_err(|error| Error::Kafka(error.into()))?;
+        if let Err(error) = sent.and(reported) {
+            self.publisher.revive(&self.kafka.topic, &error).await;
+            return Err(Error::Kafka(error.into()));
+        }
         Ok(parcels.len() as u64)
     }
 }
