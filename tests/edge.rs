@@ -9,7 +9,7 @@ use seckill::config::Settings;
 use seckill::domain::{OrderId, SaleId};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
-use support::http::Connection;
+use support::http::{Answer, Connection};
 use support::service::{PATIENCE, Running, settings};
 use support::wait_until;
 
@@ -100,18 +100,25 @@ async fn doors(settings: &Settings, open: bool) {
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&admin).await.expect("PostgreSQL answers");
 }
 
-/// Its claim says that an order was accepted; what became of it since, only its row says.
-#[tokio::test]
-async fn an_order_whose_row_cannot_be_read_is_unavailable_and_not_queued() {
-    let settings = settings("no_row").await;
-    let running = Running::start(&settings, Roles::SERVE).await;
+/// A node that sold its one unit to ann: her connection, her token, and what she was answered.
+async fn sold_to_ann(settings: &Settings) -> (Running, Connection, String, Answer) {
+    let running = Running::start(settings, Roles::SERVE).await;
     let sale = running.open_sale(1).await.id;
     let mut http = Connection::open(running.address()).await;
     let ann = running.token("ann");
     let bought = http.buy(sale, &ann, &[]).await;
+    (running, http, ann, bought)
+}
+
+/// Its claim says that an order was accepted; what became of it since, only its row says.
+#[tokio::test]
+async fn an_order_whose_row_cannot_be_read_is_unavailable_and_not_queued() {
+    let settings = settings("no_row").await;
+    let (running, mut http, ann, bought) = sold_to_ann(&settings).await;
     let order = bought.header("location").expect("an address").to_owned();
     doors(&settings, false).await;
-    for path in [order.clone(), format!("/api/v1/sales/{sale}/order")] {
+    let own = format!("/api/v1/sales/{}/order", bought.json()["sale_id"].as_str().expect("a sale id"));
+    for path in [order.clone(), own] {
         let answer = http.get(&path, &ann).await;
         assert_eq!((answer.status, answer.code().as_str()), (503, "unavailable"), "{path}: {}", answer.text);
     }
@@ -126,11 +133,7 @@ async fn a_node_has_few_streams_of_events_and_none_for_ever() {
     let mut settings = settings("streams").await;
     settings.http.max_event_streams = 1;
     settings.http.event_stream_s = 2;
-    let running = Running::start(&settings, Roles::SERVE).await;
-    let sale = running.open_sale(1).await.id;
-    let mut http = Connection::open(running.address()).await;
-    let ann = running.token("ann");
-    let bought = http.buy(sale, &ann, &[]).await;
+    let (running, mut http, ann, bought) = sold_to_ann(&settings).await;
     let path = format!("/api/v1/orders/{}/events", bought.json()["order_id"].as_str().expect("an order id"));
 
     let mut events = Connection::open(running.address()).await.events(&path, &ann).await;
@@ -149,11 +152,7 @@ async fn a_node_has_few_streams_of_events_and_none_for_ever() {
 #[tokio::test]
 async fn a_stream_of_events_ends_when_the_node_stops_even_while_the_ledger_is_away() {
     let settings = settings("stream_stop").await;
-    let running = Running::start(&settings, Roles::SERVE).await;
-    let sale = running.open_sale(1).await.id;
-    let mut http = Connection::open(running.address()).await;
-    let ann = running.token("ann");
-    let bought = http.buy(sale, &ann, &[]).await;
+    let (running, _http, ann, bought) = sold_to_ann(&settings).await;
     let path = format!("/api/v1/orders/{}/events", bought.json()["order_id"].as_str().expect("an order id"));
     let mut events = Connection::open(running.address()).await.events(&path, &ann).await;
     assert!(tokio::time::timeout(PATIENCE, events.next()).await.expect("an event").is_some());

@@ -1,12 +1,10 @@
-//! How fast each stage is, on private servers of this machine.
+//! How fast the two stages are that no client sees by themselves, the stock and the relay, on private servers of this
+//! machine. The service as a whole is measured by `loadtest bench`.
 //!
 //! Every figure is taken several times, in turns with a baseline that does the least work anyone could do for the same
 //! result: a machine that is slow for a while is slow for both, so the ratio says more than the figure.
 
-mod drain;
 mod figures;
-mod flag;
-mod load;
 mod relay;
 mod shop;
 mod stock;
@@ -24,7 +22,7 @@ struct Arguments {
     /// Measurements of each figure.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
-    /// Orders that the relay carries and the consumer drains in one round.
+    /// Orders that the relay carries in one round.
     #[arg(long, default_value_t = 100_000)]
     orders: usize,
     /// Writes all samples to this file, as JSON.
@@ -40,14 +38,10 @@ struct Arguments {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// What a loser costs a node.
-    Flag,
     /// What a purchase costs Redis.
     Stock,
     /// From the outbox to Kafka.
     Relay,
-    /// From Kafka to the ledger.
-    Drain,
 }
 
 #[tokio::main]
@@ -63,17 +57,11 @@ async fn main() -> anyhow::Result<()> {
     ));
 
     let mut report = Report::default();
-    if wanted(Part::Flag) {
-        flag::measure(&sandbox, rounds, &mut report).await.context("flag")?;
-    }
     if wanted(Part::Stock) {
         stock::measure(&sandbox, rounds, &mut report).await.context("stock")?;
     }
     if wanted(Part::Relay) {
         relay::measure(&sandbox, rounds, orders, &mut report).await.context("relay")?;
-    }
-    if wanted(Part::Drain) {
-        drain::measure(&sandbox, rounds, orders, &mut report).await.context("drain")?;
     }
     say(&report);
     if let Some(path) = arguments.report {

@@ -1,15 +1,14 @@
 //! How many purchases a second one sale's script decides, every write on disk before it is answered.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use redis::aio::MultiplexedConnection;
 use seckill::domain::{Outcome, Purchase, SaleId};
+use seckill::drive::evalsha::Evalsha;
 use seckill::sandbox::Sandbox;
-use seckill::stock::{Stock, keys};
+use seckill::stock::Stock;
 use secrecy::ExposeSecret;
 use tokio::task::JoinSet;
 
@@ -18,7 +17,6 @@ use super::shop;
 
 const BASELINE: &str = "script by redis-benchmark -c 50 -P 1";
 const UNIT: &str = "purchases/s";
-const SCRIPT: &str = include_str!("../../lua/purchase.lua");
 const TIME: Duration = Duration::from_millis(1500);
 /// Calls of redis-benchmark, which takes a number and no time.
 const CALLS: u32 = 20_000;
@@ -31,7 +29,7 @@ pub async fn measure(sandbox: &Sandbox, rounds: usize, report: &mut Report) -> a
     let url = settings.redis.url.expose_secret();
     let mut redis = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
     let stock = Stock::connect(&settings.redis)?;
-    let benchmark = Benchmark::new(url, &mut redis).await;
+    let benchmark = Evalsha::load(url, &mut redis).await;
     if let Err(reason) = &benchmark {
         super::say(format_args!("  no baseline for the script: {reason:#}"));
     }
@@ -42,7 +40,7 @@ pub async fn measure(sandbox: &Sandbox, rounds: usize, report: &mut Report) -> a
     for _ in 0..rounds {
         if let Ok(benchmark) = &benchmark {
             let sale = shop::open_in_redis(&stock, next()?).await?;
-            report.note(BASELINE, UNIT, benchmark.run(sale).await?);
+            report.note(BASELINE, UNIT, benchmark.run(sale, CALLS).await?);
             let left = stock.probe(sale).await?.context("a cold sale")?.remaining;
             // Two random numbers may be the same now and then.
             ensure!(shop::PLENTY - left > CALLS - CALLS / 1000, "redis-benchmark bought only {}", shop::PLENTY - left);
@@ -102,39 +100,4 @@ async fn by_callers(stock: &Stock, sale: SaleId, callers: usize) -> anyhow::Resu
 
 fn is_accepted(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Accepted(_))
-}
-
-/// redis-benchmark, calling the same script for one purchase at a time.
-struct Benchmark {
-    port: String,
-    database: String,
-    hash: String,
-}
-
-impl Benchmark {
-    async fn new(url: &str, redis: &mut MultiplexedConnection) -> anyhow::Result<Self> {
-        let (_, address) = url.rsplit_once(':').context("a URL without a port")?;
-        let (port, database) = address.split_once('/').unwrap_or((address, "0"));
-        let version = Command::new("redis-benchmark").arg("--version").output();
-        version.context("redis-benchmark cannot be run")?;
-        let hash = redis::cmd("SCRIPT").arg("LOAD").arg(SCRIPT).query_async(redis).await?;
-        Ok(Self { port: port.to_owned(), database: database.to_owned(), hash })
-    }
-
-    /// Purchases per second. Every call buys, because the numbers come from a large range.
-    async fn run(&self, sale: SaleId) -> anyhow::Result<f64> {
-        let mut command = Command::new("redis-benchmark");
-        command.args(["-p", &self.port, "--dbnum", &self.database, "-c", "50", "-P", "1", "--csv"]);
-        command.args(["-n", &CALLS.to_string(), "-r", "1000000000"]);
-        command.args(["EVALSHA", &self.hash, "4"]).args(keys::all(sale)).arg("3600000");
-        // As long as the real ones are.
-        command.args(["1", "00000000-0000-8000-8000-__rand_int__", "buyer-__rand_int__", "1", "", ""]);
-        let output = tokio::task::spawn_blocking(move || command.output()).await??;
-        let text = String::from_utf8_lossy(&output.stdout);
-        // A line of names, then a line of values: the command, calls per second, milliseconds.
-        let rate = text.lines().nth(1).and_then(|line| line.split("\",\"").nth(1));
-        let rate =
-            rate.with_context(|| format!("redis-benchmark: {text}{}", String::from_utf8_lossy(&output.stderr)))?;
-        Ok(rate.parse()?)
-    }
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use actix_web::dev::Server;
 use actix_web::{App, HttpServer, web};
 use anyhow::Context;
 use prometheus::Registry;
@@ -80,8 +81,13 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
     }
     let server = server.bind(settings.http.bind).with_context(|| format!("cannot listen on {}", settings.http.bind))?;
     let address = server.addrs().first().copied().context("no address was bound")?;
-    let server = server.run();
+    answer_until(stop, server.run());
+    tracing::info!(%address, "listening");
+    Ok(address)
+}
 
+/// Lets a server answer until the stop, and then finish what it has begun.
+pub(super) fn answer_until(stop: &Stop, server: Server) {
     let (token, handle) = (stop.token(Part::Http), server.handle());
     stop.spawn(Part::Http, async move {
         let stopping = async {
@@ -93,6 +99,4 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
             tracing::error!(%error, "the HTTP server broke down");
         }
     });
-    tracing::info!(%address, "listening");
-    Ok(address)
 }

@@ -6,7 +6,8 @@ use actix_web::{App, HttpResponse, HttpServer, web};
 use anyhow::Context;
 use prometheus::Registry;
 
-use crate::shutdown::{Part, Stop};
+use super::http::answer_until;
+use crate::shutdown::Stop;
 use crate::telemetry;
 
 /// Binds and answers `/livez` and `/metrics` until the stop. Answers with the address.
@@ -20,18 +21,7 @@ pub fn start(bind: SocketAddr, registry: Registry, stop: &Stop) -> anyhow::Resul
     let server = HttpServer::new(application).workers(1).disable_signals().bind(bind);
     let server = server.with_context(|| format!("cannot listen on {bind}"))?;
     let address = server.addrs().first().copied().context("no address was bound")?;
-    let server = server.run();
-    let (token, handle) = (stop.token(Part::Http), server.handle());
-    stop.spawn(Part::Http, async move {
-        let stopping = async {
-            token.cancelled().await;
-            handle.stop(true).await;
-        };
-        let (served, ()) = futures_util::join!(server, stopping);
-        if let Err(error) = served {
-            tracing::error!(%error, "the metrics cannot be read any more");
-        }
-    });
+    answer_until(stop, server.run());
     tracing::info!(%address, "metrics");
     Ok(address)
 }

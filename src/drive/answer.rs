@@ -8,25 +8,29 @@ use super::client::{Failure, Reply};
 use crate::api::problem::Code;
 use crate::domain::OrderId;
 
-/// The codes with which a purchase may be refused. Anything else is outside the contract.
-pub const REFUSALS: [&str; 16] = [
-    Code::RateLimited.name(),
-    Code::Blocked.name(),
-    Code::ChallengeRequired.name(),
-    Code::SoldOut.name(),
-    Code::NotEnoughLeft.name(),
-    Code::AlreadyPurchased.name(),
-    Code::SaleNotStarted.name(),
-    Code::SalePaused.name(),
-    Code::SaleEnded.name(),
-    Code::SaleNotFound.name(),
-    Code::InvalidRequest.name(),
-    Code::Unauthorized.name(),
-    Code::Forbidden.name(),
-    Code::BodyTooLarge.name(),
-    Code::UnsupportedMediaType.name(),
-    Code::IdempotencyKeyReused.name(),
+/// Refusals in the order in which a purchase can meet them, and what each one means.
+pub const STAGES: [(&str, &[&str]); 4] = [
+    (
+        "not a request to decide on",
+        &[
+            Code::InvalidRequest.name(),
+            Code::Unauthorized.name(),
+            Code::Forbidden.name(),
+            Code::BodyTooLarge.name(),
+            Code::UnsupportedMediaType.name(),
+            Code::IdempotencyKeyReused.name(),
+            Code::SaleNotFound.name(),
+        ],
+    ),
+    ("held back at the door", &[Code::RateLimited.name(), Code::Blocked.name(), Code::ChallengeRequired.name()]),
+    ("outside the opening hours", &[Code::SaleNotStarted.name(), Code::SalePaused.name(), Code::SaleEnded.name()]),
+    ("refused by the stock", &[Code::AlreadyPurchased.name(), Code::NotEnoughLeft.name(), Code::SoldOut.name()]),
 ];
+
+/// The codes with which a purchase may be refused. Anything else is outside the contract.
+pub fn refusals() -> impl Iterator<Item = &'static str> {
+    STAGES.into_iter().flat_map(|(_, codes)| codes.iter().copied())
+}
 
 /// How an answer came back, whatever it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +73,7 @@ pub enum Answer {
 /// A decided no, and what it says besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// One of [`REFUSALS`].
+    /// One of [`refusals`].
     pub code: &'static str,
     /// The order that the buyer holds already.
     pub order: Option<OrderId>,
@@ -108,7 +112,7 @@ impl Answer {
             400..500 => {
                 let problem = serde_json::from_slice::<Problem>(&reply.body).ok();
                 let refusal = problem.and_then(|problem| {
-                    let code = REFUSALS.into_iter().find(|code| *code == problem.code)?;
+                    let code = refusals().find(|code| *code == problem.code)?;
                     Some(Refusal { code, order: problem.order_id })
                 });
                 refusal.map_or_else(|| Self::foreign(&reply), Self::Refused)

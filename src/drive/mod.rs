@@ -18,6 +18,8 @@ pub mod demand;
 
 pub mod distribution;
 
+pub mod evalsha;
+
 pub mod joint;
 
 mod life;

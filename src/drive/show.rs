@@ -2,31 +2,12 @@
 
 use std::fmt::{self, Display};
 
+use super::answer::STAGES;
 use super::report::{Afterwards, Quantiles, Report, Verdict};
-use crate::api::problem::Code;
 use crate::promises::Standing;
 
 /// Prints a report, aligned, in at most 120 columns.
 pub struct Shown<'a>(pub &'a Report);
-
-/// Refusals in the order in which a purchase can meet them, and what each one means.
-pub const STAGES: [(&str, &[&str]); 4] = [
-    (
-        "not a request to decide on",
-        &[
-            Code::InvalidRequest.name(),
-            Code::Unauthorized.name(),
-            Code::Forbidden.name(),
-            Code::BodyTooLarge.name(),
-            Code::UnsupportedMediaType.name(),
-            Code::IdempotencyKeyReused.name(),
-            Code::SaleNotFound.name(),
-        ],
-    ),
-    ("held back at the door", &[Code::RateLimited.name(), Code::Blocked.name(), Code::ChallengeRequired.name()]),
-    ("outside the opening hours", &[Code::SaleNotStarted.name(), Code::SalePaused.name(), Code::SaleEnded.name()]),
-    ("refused by the stock", &[Code::AlreadyPurchased.name(), Code::NotEnoughLeft.name(), Code::SoldOut.name()]),
-];
 
 impl Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,17 +1,14 @@
-//! The baseline of every purchase: `redis-benchmark`, calling our own script for one purchase at a time.
+//! The baseline of b and c: as many calls of redis-benchmark as fit into the time of a round.
 
-use std::process::Command;
-
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use seckill::domain::{Sale, SaleId, SaleState};
+use seckill::drive::evalsha;
 use seckill::stock::script::WarmCode;
-use seckill::stock::{Frozen, OnSale, WarmPart, keys};
+use seckill::stock::{Frozen, OnSale, WarmPart};
 use secrecy::ExposeSecret;
 use time::OffsetDateTime;
 
 use super::ground::Ground;
-
-const SCRIPT: &str = include_str!("../../../lua/purchase.lua");
 
 /// More units than any run sells.
 const PLENTY: u32 = 1_000_000_000;
@@ -24,9 +21,7 @@ const TRIAL: u32 = 5_000;
 
 /// redis-benchmark on the Redis of a ground.
 pub struct Evalsha {
-    port: String,
-    database: String,
-    hash: String,
+    program: evalsha::Evalsha,
     next: i32,
     /// Calls in one run.
     calls: u32,
@@ -36,14 +31,8 @@ impl Evalsha {
     /// Loads the script, and finds out how many calls take about `seconds`.
     pub async fn new(ground: &Ground, seconds: f64) -> anyhow::Result<Self> {
         let url = ground.stage.settings.redis.url.expose_secret();
-        let (_, address) = url.rsplit_once(':').context("a URL without a port")?;
-        let (port, database) = address.split_once('/').unwrap_or((address, "0"));
-        let version = Command::new("redis-benchmark").arg("--version").output();
-        version.context("redis-benchmark cannot be run; it comes with Redis")?;
-        let load = redis::cmd("SCRIPT").arg("LOAD").arg(SCRIPT).to_owned();
-        let hash = load.query_async(&mut ground.redis.clone()).await?;
-        let mut evalsha =
-            Self { port: port.to_owned(), database: database.to_owned(), hash, next: FIRST_SALE, calls: TRIAL };
+        let program = evalsha::Evalsha::load(url, &mut ground.redis.clone()).await?;
+        let mut evalsha = Self { program, next: FIRST_SALE, calls: TRIAL };
         let rate = evalsha.run(ground).await?;
         evalsha.calls = (rate * seconds).max(f64::from(TRIAL)) as u32;
         Ok(evalsha)
@@ -53,23 +42,12 @@ impl Evalsha {
     pub async fn run(&mut self, ground: &Ground) -> anyhow::Result<f64> {
         let sale = open(ground, self.next).await?;
         self.next += 1;
-        let mut command = Command::new("redis-benchmark");
-        command.args(["-p", &self.port, "--dbnum", &self.database, "-c", "50", "-P", "1", "--csv"]);
-        command.args(["-n", &self.calls.to_string(), "-r", "1000000000"]);
-        command.args(["EVALSHA", &self.hash, "4"]).args(keys::all(sale)).arg("3600000");
-        // As long as the real ones are.
-        command.args(["1", "00000000-0000-8000-8000-__rand_int__", "buyer-__rand_int__", "1", "", ""]);
-        let output = tokio::task::spawn_blocking(move || command.output()).await??;
-        let text = String::from_utf8_lossy(&output.stdout);
-        // A line of names, then a line of values: the command, calls per second, milliseconds.
-        let rate = text.lines().nth(1).and_then(|line| line.split("\",\"").nth(1));
-        let rate =
-            rate.with_context(|| format!("redis-benchmark: {text}{}", String::from_utf8_lossy(&output.stderr)))?;
+        let rate = self.program.run(sale, self.calls).await?;
         let sold = ground.sold_in_redis(sale, PLENTY).await?;
         // Two random numbers may be the same now and then.
         ensure!(sold > self.calls - self.calls / 1000, "redis-benchmark bought only {sold} of {}", self.calls);
         ground.forget_keys(sale).await?;
-        Ok(rate.parse()?)
+        Ok(rate)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use seckill::drive::distribution::Distribution;
 use seckill::drive::report::{Quantiles, Report};
-use seckill::drive::show::STAGES;
+use seckill::drive::answer::STAGES;
 use seckill::drive::timeline::Bucket;
 
 use super::funnel::COLOURS;
