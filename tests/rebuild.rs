@@ -234,6 +234,29 @@ async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_r
     assert_eq!(found.expect("a look").rebuild, None);
 }
 
+/// Between the look and the lock somebody else may have done it, and a second time would only stop the selling.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sale_that_another_auditor_has_rebuilt_meanwhile_is_not_rebuilt_again() {
+    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
+    let mut settings = prepared(sandbox.settings("meanwhile").await.expect("settings")).await;
+    // Its look is held for as long as the other one works.
+    settings.redis.response_timeout_ms = 60_000;
+    let bench = Bench::start(&settings, Roles::OBSERVE).await;
+    let late = Bench::start(&sandbox.proxied(&settings), Roles::OBSERVE).await.auditor;
+    let sale = bench.open(3).await;
+    freeze(&bench, &sale).await;
+    let look = Spot::Script(include_str!("../lua/purchase.lua"));
+    let trap = sandbox.redis().proxy().expect("a proxy").trap(look, Moment::After);
+    let meanwhile = async {
+        let held = trap.held(PATIENCE).await.expect("a look");
+        assert_rebuilt(&bench, &sale, 2).await;
+        held.let_go();
+    };
+    let (outcome, ()) = tokio::join!(late.run_once(&sale, false), meanwhile);
+    assert_eq!(outcome.expect("a run").of(Job::Rebuild).repaired, 0);
+    assert_eq!(bench.row(&sale).await.generation, 2);
+}
+
 /// Nothing that Redis forgets or sleeps through keeps an order from falling due.
 #[tokio::test]
 async fn an_order_that_falls_due_while_redis_is_cold_is_closed_and_its_unit_is_sold_again() {

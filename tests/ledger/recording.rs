@@ -45,6 +45,18 @@ async fn a_duplicate_does_not_deduct_twice_whatever_became_of_its_order() {
     assert_eq!((after.available, after.version, after.orders.len()), (9, before.version, 3));
 }
 
+/// The first attempt presumes that messages are new, and no index contradicts a rejection: it has to be looked up.
+#[tokio::test]
+async fn a_buyer_who_holds_the_last_unit_is_told_so_and_not_that_it_is_sold() {
+    let world = World::new("holds_the_last").await;
+    let sale = world.sale(1).await;
+    let first = message(sale, 1);
+    world.ledger.record(std::slice::from_ref(&first)).await.unwrap();
+    let second = again(&first);
+    let recorded = world.ledger.record(std::slice::from_ref(&second)).await.unwrap();
+    assert_eq!(recorded, Recorded { already_purchased: 1, ..Recorded::default() });
+}
+
 #[tokio::test]
 async fn every_batch_that_writes_a_row_raises_the_version_and_no_repeat_does() {
     let world = World::new("record_version").await;
