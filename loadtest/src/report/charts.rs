@@ -1,8 +1,8 @@
 //! The four pictures: requests, latency, stock, rows.
 
+use seckill::drive::answer::STAGES;
 use seckill::drive::distribution::Distribution;
 use seckill::drive::report::{Quantiles, Report};
-use seckill::drive::answer::STAGES;
 use seckill::drive::timeline::Bucket;
 
 use super::funnel::COLOURS;
