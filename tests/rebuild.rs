@@ -61,11 +61,13 @@ async fn assert_waits(bench: &Bench, sale: &Sale, generation: i64) {
     assert_eq!(bench.row(sale).await.generation, generation, "nothing was raised");
 }
 
-async fn assert_rebuilt(bench: &Bench, sale: &Sale, generation: i64) {
-    assert_eq!(run(bench, sale).await.expect("a run").of(Job::Rebuild).repaired, 1);
+async fn assert_rebuilt(bench: &Bench, sale: &Sale, generation: i64) -> Figures {
+    let figures = run(bench, sale).await.expect("a run");
+    assert_eq!(figures.of(Job::Rebuild).repaired, 1);
     assert_eq!(bench.row(sale).await.generation, generation);
     let news = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
     assert_eq!(news.epoch.generation, generation);
+    figures
 }
 
 /// As an auditor leaves a sale that died in the middle of a rebuild: the same life, and nobody sells.
@@ -143,6 +145,24 @@ async fn a_ledger_from_an_older_copy_goes_on_above_the_generation_in_redis() {
     assert_rebuilt(&bench, &sale, 6).await;
 }
 
+/// PostgreSQL was restored from before the last rebuild. The order's message waits for a ledger that knows its life, and
+/// the rebuild waits for the message.
+#[tokio::test]
+async fn an_order_of_a_life_that_the_ledger_forgot_has_its_row_when_the_rebuild_ends() {
+    let bench = Bench::start(&hasty("forgotten_life").await, Roles::CONSUME).await;
+    let sale = bench.open(3).await;
+    freeze(&bench, &sale).await;
+    assert_rebuilt(&bench, &sale, 2).await;
+    let bought = bench.buy(&Sale { generation: 2, ..sale.clone() }, "ann").await;
+    bench.drain_outbox(&sale).await;
+    bench.meddle(&sale, "UPDATE stock SET generation = 1 WHERE sale_id = $1").await;
+    let figures = assert_rebuilt(&bench, &sale, 3).await;
+    assert_eq!(figures.of(Job::Restore).repaired, 0, "it was the ledger that had lost data");
+    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Created, None)));
+    assert_eq!(bench.remaining(&sale).await, 2);
+    bench.running.settle(sale.id).await;
+}
+
 /// Its unit would be sold again. A young one is left alone: what made it may be under way.
 #[tokio::test]
 async fn a_live_order_without_a_claim_leads_to_a_rebuild_once_it_is_old_enough() {
@@ -156,7 +176,8 @@ async fn a_live_order_without_a_claim_leads_to_a_rebuild_once_it_is_old_enough()
     let _: i64 = bench.redis().await.hdel(keys::claims(sale.id), "ann").await.expect("a hash");
     assert_clean(&run(&bench, &sale).await.expect("a run"));
     bench.meddle(&sale, "UPDATE orders SET created_at = created_at - interval '2 hours' WHERE sale_id = $1").await;
-    assert_rebuilt(&bench, &sale, 2).await;
+    let figures = assert_rebuilt(&bench, &sale, 2).await;
+    assert_eq!(figures.of(Job::Restore).repaired, 1, "an operator learns that Redis has lost data");
     bench.running.settle(sale.id).await;
 }
 

@@ -216,6 +216,8 @@ async fn a_job_that_was_overtaken_writes_nothing() {
     assert!(matches!(moved, Err(ledger::Error::Overtaken(_))), "{moved:?}");
     let opened = ledger.open_generation(sale.id, 1, Some(&fence)).await;
     assert!(matches!(opened, Err(ledger::Error::Overtaken(_))), "{opened:?}");
+    let raised = ledger.catch_up(sale.id, 2, &fence).await;
+    assert!(matches!(raised, Err(ledger::Error::Overtaken(_))), "{raised:?}");
     assert_eq!(bench.status(purchase.order).await, Some((OrderStatus::Created, None)));
     assert_eq!(ledger.stock(sale.id).await.expect("a row").expect("a sale").generation, 1);
 }

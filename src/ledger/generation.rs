@@ -49,6 +49,8 @@ const OPEN: &str = "
     UPDATE stock SET generation = GREATEST(generation, $2) + 1, version = version + 1
     WHERE sale_id = $1 RETURNING *";
 
+const CATCH_UP: &str = "UPDATE stock SET generation = $2, version = version + 1 WHERE sale_id = $1 AND generation < $2";
+
 const CLAIMS: &str = "
     SELECT user_id, id, quantity, (extract(epoch FROM created_at) * 1000)::bigint AS created_ms
     FROM orders WHERE sale_id = $1 AND pool = 'redis' AND status IN ('created', 'paid')";
@@ -58,6 +60,21 @@ const REQUESTS: &str = "
     FROM orders WHERE sale_id = $1 AND request_key IS NOT NULL AND reason IS DISTINCT FROM 'superseded'";
 
 impl Ledger {
+    /// Raises the generation to the one seen in Redis where it is behind, and says whether it was: a ledger that was
+    /// restored from an older copy. What Redis accepted in a life that the ledger has not heard of is never rejected,
+    /// so it waits in Kafka, and everything behind it waits too, until the ledger has.
+    pub async fn catch_up(&self, sale: SaleId, seen_in_redis: i64, fence: &Fence) -> Result<bool, Error> {
+        let (pool, fence) = (self.pool.clone(), fence.clone());
+        to_the_end(async move {
+            let mut transaction = pool.begin().await?;
+            fence.guard(&mut transaction).await?;
+            let raised = sqlx::query(CATCH_UP).bind(sale.get()).bind(seen_in_redis).execute(&mut *transaction).await?;
+            transaction.commit().await?;
+            Ok(raised.rows_affected() == 1)
+        })
+        .await
+    }
+
     /// Raises the generation above its own and above the one seen in Redis, and reads what Redis is warmed with.
     ///
     /// A call whose answer was lost is simply repeated: the generation in between is never sold from. Without a fence

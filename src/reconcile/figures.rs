@@ -13,6 +13,8 @@ pub enum Job {
     Expire,
     /// The whole sale is filled into Redis anew.
     Rebuild,
+    /// Live orders that Redis had forgotten have their claims again, by a rebuild.
+    Restore,
     /// Claims of closed orders are released.
     Release,
     /// Claims without a row are published again.
@@ -28,6 +30,7 @@ impl Job {
         match self {
             Self::Expire => "expire",
             Self::Rebuild => "rebuild",
+            Self::Restore => "restore",
             Self::Release => "release",
             Self::Republish => "republish",
             Self::Total => "total",

@@ -33,6 +33,7 @@ use crate::stock::{self, Stock};
 
 pub use figures::{Figures, Job, Metrics};
 pub use inspection::{Inspection, Reason};
+use rebuild::Rebuilt;
 
 /// The first pause after a run that failed; each one after it is twice as long, up to the usual one.
 const SOON: Duration = Duration::from_millis(50);
@@ -181,11 +182,16 @@ impl Auditor {
         }
         if let Some(reason) = found.rebuild {
             let start = Instant::now();
-            let (generation, steps) = self.rebuild(sale, fence).await?;
+            let Rebuilt { generation, live, forgotten, steps } = self.rebuild(sale, fence).await?;
             self.metrics.rebuilt(start.elapsed());
-            let took_ms = start.elapsed().as_millis();
-            tracing::warn!(sale = %sale.id, %reason, generation, took_ms, %steps, "the sale was rebuilt in Redis and sells again");
+            let (sale, took_ms) = (sale.id, start.elapsed().as_millis());
+            tracing::warn!(%sale, %reason, generation, took_ms, %steps, "the sale was rebuilt in Redis and sells again");
+            if forgotten > 0 {
+                tracing::warn!(%sale, forgotten, live, "Redis had lost data: what no relay had read of it is gone");
+            }
             figures.repaired(Job::Rebuild, 1);
+            figures.checked(Job::Restore, live, forgotten);
+            figures.repaired(Job::Restore, forgotten as u64);
             return Ok(figures);
         }
         figures.repaired(Job::Release, self.release(sale.id, &found.closed).await?);

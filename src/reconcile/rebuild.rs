@@ -1,9 +1,10 @@
 //! Fills a sale into Redis anew: after a loss, a restart, a failover. The only way from the ledger to Redis.
 //!
-//! Freeze, so that nothing more is accepted; wait until everything that was accepted has a row; raise the
-//! generation, so that whatever comes later is known to be late; warm. Each step may be repeated, and a lost lock
+//! Freeze, so that nothing more is accepted; let a ledger that was restored from an older copy catch up with what it
+//! froze; wait until everything that was accepted has a row; raise the generation, so that whatever comes later is known to be late; warm. Each step may be repeated, and a lost lock
 //! means to start over: the steps are fenced in both stores. Nobody sells in between.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use tokio::time::sleep;
 
 use super::{Auditor, Error, heartbeat};
 use crate::consumer;
-use crate::domain::{Sale, SaleId, UserId};
+use crate::domain::{OrderId, Sale, SaleId, UserId};
 use crate::ledger::Warm;
 use crate::lock::Fence;
 use crate::stock::script::WarmCode;
@@ -52,33 +53,46 @@ impl fmt::Display for Steps {
     }
 }
 
+/// What became of a rebuild.
+pub(super) struct Rebuilt {
+    pub generation: i64,
+    /// Orders that Redis was warmed with.
+    pub live: usize,
+    /// Those of them that this Redis did not have any more: it lost data, and perhaps more than the ledger knows of.
+    pub forgotten: usize,
+    pub steps: Steps,
+}
+
 impl Auditor {
-    /// Rebuilds the sale and answers with its new generation. Waits as long as it takes: the lock's maximum hold
-    /// bounds it from outside.
-    pub(super) async fn rebuild(&self, sale: &Sale, fence: &Fence) -> Result<(i64, Steps), Error> {
+    /// Rebuilds the sale. Waits as long as it takes: the lock's maximum hold bounds it from outside.
+    pub(super) async fn rebuild(&self, sale: &Sale, fence: &Fence) -> Result<Rebuilt, Error> {
         let mut steps = Steps::begin();
         let Frozen::Yes { home, generation } = self.stock.freeze(sale.id, fence.token()).await? else {
             return Err(Error::Overtaken);
         };
         steps.done("frozen");
+        if self.ledger.catch_up(sale.id, generation, fence).await? {
+            tracing::warn!(sale = %sale.id, generation, "the ledger was older than Redis and goes on from there: was it restored?");
+        }
         self.until_relays_have_flushed(&home).await?;
         steps.done("relays flushed");
-        loop {
+        let held = loop {
             self.until_the_outbox_is_empty(sale.id).await?;
             steps.done("outbox empty");
             self.until_the_ledger_has_caught_up().await?;
             steps.done("ledger caught up");
-            let missing = self.republish_what_has_no_row(sale.id).await?;
+            let (held, missing) = self.republish_what_has_no_row(sale.id).await?;
             steps.done("rows compared");
             if missing == 0 {
-                break;
+                break held;
             }
-        }
+        };
         let warm = self.ledger.open_generation(sale.id, generation, Some(fence)).await?;
         steps.done("generation raised");
         self.warm(fence, &home, &warm).await?;
         steps.done("warmed");
-        Ok((warm.generation, steps))
+        let forgotten = warm.claims.iter().filter(|claim| !held.contains(&claim.order)).count();
+        Ok(Rebuilt { generation: warm.generation, live: warm.claims.len(), forgotten, steps })
     }
 
     /// Orders that only a relay's memory holds are in Kafka afterwards.
@@ -121,13 +135,15 @@ impl Auditor {
         Ok(())
     }
 
-    /// A claim whose message Kafka lost is its only trace: after the rebuild it would be gone.
-    async fn republish_what_has_no_row(&self, sale: SaleId) -> Result<u64, Error> {
-        let Some(holdings) = self.stock.holdings(sale).await? else { return Ok(0) };
+    /// A claim whose message Kafka lost is its only trace: after the rebuild it would be gone. Answers with the orders
+    /// that Redis has claims of, and how many of them were published.
+    async fn republish_what_has_no_row(&self, sale: SaleId) -> Result<(HashSet<OrderId>, u64), Error> {
+        let Some(holdings) = self.stock.holdings(sale).await? else { return Ok((HashSet::new(), 0)) };
         let orders: Vec<_> = holdings.claims.iter().map(|held| held.order).collect();
         let standings = self.ledger.standings(&orders).await?;
         let orphans: Vec<_> = holdings.claims.into_iter().filter(|held| !standings.contains_key(&held.order)).collect();
-        self.republish(sale, holdings.generation, &orphans).await
+        let published = self.republish(sale, holdings.generation, &orphans).await?;
+        Ok((orders.into_iter().collect(), published))
     }
 
     async fn warm(&self, fence: &Fence, home: &Home, warm: &Warm) -> Result<(), Error> {

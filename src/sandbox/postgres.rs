@@ -116,6 +116,12 @@ impl Postgres {
         self.owned()?.start(probe).await
     }
 
+    /// Its files, when it is ours.
+    pub fn data(&self) -> anyhow::Result<&Path> {
+        self.owned()?;
+        Ok(&self.data)
+    }
+
     /// Its process, when it is ours.
     pub fn pid(&self) -> Option<u32> {
         self.server.as_ref().and_then(Server::pid)

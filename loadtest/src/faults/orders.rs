@@ -37,7 +37,7 @@ pub const FAULTS: &[Fault] = &[
 ];
 
 /// Makes every unpaid order that is there now overdue within so many milliseconds, at random.
-async fn rush_expiry(ground: &Ground, round: &Round, within_ms: i32) -> anyhow::Result<Vec<OrderFact>> {
+pub async fn rush_expiry(ground: &Ground, round: &Round, within_ms: i32) -> anyhow::Result<Vec<OrderFact>> {
     let soon = "UPDATE orders SET pay_before = clock_timestamp() + random() * $2 * interval '1 millisecond'
         WHERE sale_id = $1 AND status = 'created'";
     sqlx::query(soon).bind(round.sale.get()).bind(within_ms).execute(ground.ledger.pool()).await?;
@@ -50,7 +50,7 @@ fn caller(ground: &Ground, user: &UserId) -> anyhow::Result<Caller> {
 }
 
 /// Asks for the same move of many orders at once, and counts those that were granted.
-async fn moved(ground: &Ground, orders: &[OrderFact], what: &str) -> anyhow::Result<Vec<OrderFact>> {
+pub async fn moved(ground: &Ground, orders: &[OrderFact], what: &str) -> anyhow::Result<Vec<OrderFact>> {
     let mut asked = JoinSet::new();
     for (node, order) in orders.iter().enumerate() {
         let (client, caller, order) = (Arc::clone(&ground.client), caller(ground, &order.user)?, order.clone());
