@@ -137,7 +137,7 @@ impl Stop {
             running.token.cancel();
             running.tasks.close();
             if tokio::time::timeout(patience, running.tasks.wait()).await.is_err() {
-                tracing::warn!(?part, ?patience, "did not end in time and is left behind");
+                tracing::warn!(?part, ?patience, "a part of the process did not end in time and is left behind");
                 stopped = Stopped::Late;
             }
         }
@@ -158,7 +158,7 @@ struct Ended {
 impl Drop for Ended {
     fn drop(&mut self) {
         if !self.stop.running(self.part).token.is_cancelled() {
-            tracing::error!(part = ?self.part, "ended without being told to");
+            tracing::error!(part = ?self.part, "a part of the process ended without being told to: the process stops");
             self.stop.request();
         }
     }

@@ -75,9 +75,29 @@ fn every_test_that_the_documents_name_exists() {
         for name in quoted(&read(&document)).filter(|name| name.matches('_').count() >= 4) {
             let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             let known = code.contains(&format!("fn {name}(")) || schema.contains(&format!(" {name} "));
-            assert!(!name.chars().all(word) || known, "{}: there is no test {name}", document.display());
+            let metric = name.starts_with("seckill_");
+            assert!(!name.chars().all(word) || known || metric, "{}: there is no test {name}", document.display());
         }
     }
+}
+
+#[test]
+fn every_metric_that_the_documents_name_exists() {
+    let code: String = files(&root().join("src"), &["rs"]).iter().map(read).collect();
+    let mut named = 0;
+    for document in files(root(), &["md"]) {
+        let text = read(&document);
+        let metric =
+            |name: &&str| name.starts_with("seckill_") && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+        for name in quoted(&text).filter(metric) {
+            // Where a stage makes its names of a prefix and a word, the word must be there.
+            let word = name.trim_end_matches("_total").splitn(3, '_').nth(2).expect("seckill_stage_word");
+            let known = code.contains(&format!("\"{name}\"")) || code.contains(&format!("(\"{word}\", \""));
+            assert!(known, "{}: there is no metric {name}", document.display());
+            named += 1;
+        }
+    }
+    assert!(named > 5, "the documents name metrics");
 }
 
 #[test]
@@ -143,4 +163,50 @@ fn the_installation_asks_for_every_secret() {
     }
     let ports = compose.lines().filter(|line| line.trim_start().starts_with("ports:"));
     assert!(ports.clone().count() > 0 && ports.into_iter().all(|line| line.contains("\"127.0.0.1:")));
+}
+
+/// The last string of a call, of which `code` has everything behind the opening bracket. No message has a quote in it.
+fn last_string(code: &str) -> Option<&str> {
+    let (mut last, mut open) = (None, 1);
+    for (nth, part) in code.split('"').enumerate() {
+        if nth % 2 == 1 {
+            last = Some(part);
+            continue;
+        }
+        for bracket in part.chars().filter(|c| "()".contains(*c)) {
+            open += if bracket == '(' { 1 } else { -1 };
+            if open == 0 {
+                return last;
+            }
+        }
+    }
+    None
+}
+
+/// Every warning and error that the service logs is explained to whoever has to act on it, word for word.
+#[test]
+fn every_warning_and_error_in_the_log_is_explained() {
+    // Not of the service: what plays on a stage, and what drives it.
+    let elsewhere = ["sandbox", "drive", "demo"].map(|part| root().join("src").join(part));
+    let mut logged = BTreeSet::new();
+    for file in files(&root().join("src"), &["rs"]) {
+        if elsewhere.iter().any(|part| file.starts_with(part)) {
+            continue;
+        }
+        let code: String = read(&file).lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        for call in ["warn!(", "error!("].iter().flat_map(|call| code.split(call).skip(1)) {
+            let message = last_string(call).expect("a message");
+            // A message may go on in the next line.
+            let words: Vec<_> = message.split_whitespace().filter(|word| *word != "\\").collect();
+            logged.insert(words.join(" "));
+        }
+    }
+    // The settings that go badly together are explained by the warning itself.
+    assert!(logged.remove("{warning}"));
+    let text = read("docs/operations.md");
+    let section = text.split("\n## ").find(|section| section.starts_with("What the log says\n")).expect("a section");
+    let line = |row: &Vec<&str>| row[0].strip_prefix('`')?.strip_suffix('`').map(str::to_owned);
+    let explained: BTreeSet<_> = rows(section).iter().filter_map(line).collect();
+    assert!(logged.len() > 40, "{logged:?}");
+    assert_eq!(explained, logged);
 }

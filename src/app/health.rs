@@ -1,5 +1,7 @@
 //! Whether a Redis is set up so that it remembers what it sold. Asked by INFO: managed services often forbid CONFIG.
 
+use std::collections::HashMap;
+
 use anyhow::ensure;
 
 use crate::stock::{Error, Stock};
@@ -17,12 +19,10 @@ impl RedisHealth {
     pub async fn read(stock: &Stock) -> Result<Self, Error> {
         let (server, memory, persistence) =
             (stock.info("server").await?, stock.info("memory").await?, stock.info("persistence").await?);
-        let field =
-            |info: &std::collections::HashMap<String, String>, name| info.get(name).cloned().unwrap_or_default();
         Ok(Self {
             version: field(&server, "redis_version"),
             eviction: field(&memory, "maxmemory_policy"),
-            append_only: field(&persistence, "aof_enabled") == "1",
+            append_only: keeps_a_file(&persistence),
         })
     }
 
@@ -43,16 +43,36 @@ impl RedisHealth {
         if !self.append_only {
             tracing::warn!(
                 "the append-only file of redis is off: a restart loses every order that no relay had read; \
-                 set `appendonly yes` and `appendfsync always`"
+                 set appendonly yes and appendfsync always"
             );
         }
         Ok(())
     }
 }
 
+fn field(info: &HashMap<String, String>, name: &str) -> String {
+    info.get(name).cloned().unwrap_or_default()
+}
+
+/// While Redis reads its append-only file it says that there is none: what it says then is not believed.
+fn keeps_a_file(persistence: &HashMap<String, String>) -> bool {
+    field(persistence, "aof_enabled") == "1" || field(persistence, "loading") == "1"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_redis_that_is_loading_is_not_taken_for_one_without_a_file() {
+        let says = |aof: &str, loading: &str| {
+            let lines = [("aof_enabled", aof), ("loading", loading)];
+            keeps_a_file(&lines.map(|(name, value)| (name.to_owned(), value.to_owned())).into())
+        };
+        assert!(says("1", "0"));
+        assert!(says("0", "1"));
+        assert!(!says("0", "0"));
+    }
 
     fn health(version: &str, eviction: &str) -> RedisHealth {
         RedisHealth { version: version.to_owned(), eviction: eviction.to_owned(), append_only: true }

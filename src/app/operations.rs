@@ -30,7 +30,7 @@ async fn answer(registry: Registry) -> HttpResponse {
     match telemetry::render(&registry) {
         Ok(text) => HttpResponse::Ok().content_type(telemetry::CONTENT_TYPE).body(text),
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "writing the metrics");
+            tracing::error!(error = format!("{error:#}"), "the metrics cannot be written");
             HttpResponse::InternalServerError().finish()
         }
     }

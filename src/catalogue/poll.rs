@@ -76,7 +76,9 @@ impl Catalogue {
         };
         let was_stale = self.shared.stale.swap(fault.is_some(), Ordering::Relaxed);
         match fault {
-            Some(fault) if !was_stale => warn!(fault, "the catalogue is not refreshed; going on with the old copy"),
+            Some(fault) if !was_stale => {
+                warn!(fault, "the catalogue is not refreshed; going on with the old copy: check PostgreSQL")
+            }
             None if was_stale => info!("the catalogue is fresh again"),
             _ => {}
         }

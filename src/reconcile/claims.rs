@@ -14,7 +14,7 @@ impl Auditor {
             match self.stock.release(sale, &held.user, held.order).await? {
                 ReleaseCode::Released => released += 1,
                 ReleaseCode::Overfull => {
-                    tracing::error!(%sale, order = %held.order, "a release would exceed the total: the books are wrong");
+                    tracing::error!(%sale, order = %held.order, "a release would exceed the total: not done");
                 }
                 ReleaseCode::NotHeld | ReleaseCode::Cold => {}
             }

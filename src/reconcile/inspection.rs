@@ -119,7 +119,11 @@ impl Auditor {
 
         let uncovered: Vec<_> = expected.into_keys().filter(|order| !claimed.contains(order)).collect();
         if !uncovered.is_empty() && self.are_still_live(&uncovered).await? {
-            tracing::error!(sale = %sale.id, orders = ?uncovered, "live orders without a claim: this must never happen");
+            tracing::error!(
+                sale = %sale.id,
+                orders = ?uncovered,
+                "live orders without a claim, which must never be; the sale is rebuilt"
+            );
             found.rebuild = Some(Reason::Uncovered);
         }
 
