@@ -100,7 +100,7 @@ async fn kafka(settings: &Settings, report: &mut Report) {
     let kafka = settings.kafka.clone();
     let dead_letters = config::Kafka { topic: kafka.dead_letter_topic.clone(), ..kafka.clone() };
     // Without a topic for them, the first message that is no order would hold up its consumer for ever.
-    let ask = move || consumer::watermarks(&dead_letters).and_then(|_| consumer::backlog(&kafka));
+    let ask = move || consumer::look_for(&dead_letters).and_then(|()| consumer::backlog(&kafka));
     let backlog = tokio::task::spawn_blocking(ask);
     let backlog = tokio::time::timeout(Duration::from_secs(15), backlog).await;
     match backlog {

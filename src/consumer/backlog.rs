@@ -1,17 +1,19 @@
 //! How far the ledger is behind Kafka.
 
 use std::collections::HashMap;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use tracing::debug;
 
 use crate::config;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How much of the topic there is at one moment: the high watermark of each partition.
+/// How much of the topic there is at one moment: the watermarks of each partition.
 #[derive(Clone, Debug)]
 pub struct Watermarks(HashMap<i32, Mark>);
 
@@ -22,92 +24,142 @@ struct Mark {
 }
 
 impl Watermarks {
-    /// Messages that were there at that moment, and that the group has not committed by now. Blocks the calling
-    /// thread while it asks; does not join the group.
-    ///
-    /// # Errors
-    /// When Kafka does not answer within a few seconds.
-    pub fn ahead_of_group(&self, kafka: &config::Kafka) -> anyhow::Result<u64> {
-        Ok(self.ahead_of(&committed(kafka, self.0.keys().copied())?))
-    }
-
-    fn ahead_of(&self, committed: &HashMap<i32, i64>) -> u64 {
+    /// Messages that were there at that moment and are not committed. `now` was taken after the offsets: one that is
+    /// beyond its end was committed in a topic of the same name that is gone, and says nothing about this one.
+    fn ahead_of(&self, committed: &HashMap<i32, i64>, now: &Self) -> u64 {
         let ahead = self.0.iter().map(|(partition, mark)| {
+            let of_this_topic = |offset: &i64| now.0.get(partition).is_some_and(|now| *offset <= now.high);
+            let offset = committed.get(partition).copied().filter(of_this_topic);
             // A partition for which the group never committed counts from its first message.
-            let done = committed.get(partition).map_or(mark.low, |offset| mark.low.max(*offset));
+            let done = offset.map_or(mark.low, |offset| mark.low.max(offset));
             u64::try_from(mark.high - done).unwrap_or(0)
         });
         ahead.sum()
     }
 }
 
-/// The watermarks now. Blocks the calling thread while it asks.
+/// Whether Kafka answers and has the topic. Blocks the calling thread while it asks.
 ///
 /// # Errors
 /// When Kafka does not answer within a few seconds, or the topic does not exist.
-pub fn watermarks(kafka: &config::Kafka) -> anyhow::Result<Watermarks> {
-    let consumer = observer(kafka)?;
-    let metadata = consumer.fetch_metadata(Some(&kafka.topic), PATIENCE).context("Kafka does not answer")?;
-    let topic = metadata.topics().first().filter(|topic| topic.error().is_none() && !topic.partitions().is_empty());
-    let topic = topic.ok_or_else(|| anyhow!("topic {} does not exist", kafka.topic))?;
-    let mut marks = HashMap::new();
-    for partition in topic.partitions() {
-        let (low, high) = consumer.fetch_watermarks(&kafka.topic, partition.id(), PATIENCE).context("no watermarks")?;
-        marks.insert(partition.id(), Mark { low, high });
-    }
-    Ok(Watermarks(marks))
+pub fn look_for(kafka: &config::Kafka) -> anyhow::Result<()> {
+    observe(kafka, |observer| observer.partitions().map(drop))
 }
 
-/// Messages between the group's committed offsets and the high watermarks, over all partitions of the topic. 0
-/// means that every order that Kafka has is in the ledger (or among the dead letters). Blocks the calling thread
-/// while it asks.
+/// Messages that were there at `then`, or are now, and that the group has not committed; and the moment that counted.
+/// 0 means that every order that Kafka had at that moment is in the ledger (or among the dead letters). Blocks the
+/// calling thread while it asks; does not join the group.
+///
+/// # Errors
+/// When Kafka does not answer within a few seconds, or the topic does not exist.
+pub fn ahead(kafka: &config::Kafka, then: Option<Watermarks>) -> anyhow::Result<(u64, Watermarks)> {
+    observe(kafka, |observer| {
+        let partitions = observer.partitions()?;
+        // Committed first: what is published in between counts as not yet written, never the other way round.
+        let committed = observer.committed(&partitions)?;
+        let now = observer.watermarks(&partitions)?;
+        let then = then.unwrap_or_else(|| now.clone());
+        Ok((then.ahead_of(&committed, &now), then))
+    })
+}
+
+/// [`ahead`], as of now.
 ///
 /// # Errors
 /// When Kafka does not answer within a few seconds, or the topic does not exist.
 pub fn backlog(kafka: &config::Kafka) -> anyhow::Result<u64> {
-    let partitions: Vec<_> = watermarks(kafka)?.0.into_keys().collect();
-    waiting_in(kafka, &partitions)
-}
-
-/// As [`backlog`], in these partitions. Asks over a new connection, which knows nothing but what the brokers say now.
-fn waiting_in(kafka: &config::Kafka, partitions: &[i32]) -> anyhow::Result<u64> {
-    // Committed first: what is published in between counts as not yet written, never the other way round.
-    let committed = committed(kafka, partitions.iter().copied())?;
-    let mut marks = watermarks(kafka)?;
-    marks.0.retain(|partition, _| partitions.contains(partition));
-    // An offset beyond the end was committed in a topic of the same name that is gone.
-    let of_this_topic = |(partition, offset): &(i32, i64)| marks.0.get(partition).is_some_and(|m| *offset <= m.high);
-    Ok(marks.ahead_of(&committed.into_iter().filter(of_this_topic).collect()))
+    Ok(ahead(kafka, None)?.0)
 }
 
 /// Whether one of these partitions has messages that the group has not committed. Blocks the calling thread while it
 /// asks.
 ///
 /// # Errors
-/// When Kafka does not answer within a few seconds, or the topic does not exist.
+/// When Kafka does not answer within a few seconds, or a partition does not exist.
 pub(super) fn is_waiting(kafka: &config::Kafka, partitions: &[i32]) -> anyhow::Result<bool> {
-    Ok(waiting_in(kafka, partitions)? > 0)
+    observe(kafka, |observer| {
+        let committed = observer.committed(partitions)?;
+        let now = observer.watermarks(partitions)?;
+        Ok(now.ahead_of(&committed, &now) > 0)
+    })
 }
 
-/// The offsets that the group has committed.
-fn committed(kafka: &config::Kafka, partitions: impl Iterator<Item = i32>) -> anyhow::Result<HashMap<i32, i64>> {
-    let mut asked = TopicPartitionList::new();
-    for partition in partitions {
-        asked.add_partition(&kafka.topic, partition);
-    }
-    let answer = observer(kafka)?.committed_offsets(asked, PATIENCE).context("no committed offsets")?;
-    let mut committed = HashMap::new();
-    for element in answer.elements() {
-        element.error().context("no committed offset")?;
-        if let Offset::Offset(offset) = element.offset() {
-            committed.insert(element.partition(), offset);
-        }
-    }
-    Ok(committed)
-}
-
-fn observer(kafka: &config::Kafka) -> anyhow::Result<BaseConsumer> {
+/// Asks over a client made for it: one that was there before its topic was deleted and made anew can be blind to the
+/// new one. Its end takes a tenth of a second, for which nobody who has his answer waits.
+fn observe<T>(kafka: &config::Kafka, ask: impl FnOnce(&Observer) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let mut client = ClientConfig::new();
     client.set("bootstrap.servers", &kafka.brokers).set("group.id", &kafka.group).set("enable.auto.commit", "false");
-    client.create().context("the Kafka settings")
+    let observer = Observer { client: client.create().context("the Kafka settings")?, topic: kafka.topic.clone() };
+    let answer = ask(&observer);
+    if let Err(error) = thread::Builder::new().name("observer-end".to_owned()).spawn(move || drop(observer)) {
+        debug!(%error, "no thread to wait on, so this one has waited");
+    }
+    answer
+}
+
+/// A client that looks and takes no part.
+struct Observer {
+    client: BaseConsumer,
+    topic: String,
+}
+
+impl Observer {
+    fn partitions(&self) -> anyhow::Result<Vec<i32>> {
+        let metadata = self.client.fetch_metadata(Some(&self.topic), PATIENCE).context("Kafka does not answer")?;
+        let topic = metadata.topics().first().filter(|topic| topic.error().is_none() && !topic.partitions().is_empty());
+        let topic = topic.ok_or_else(|| anyhow!("topic {} does not exist", self.topic))?;
+        Ok(topic.partitions().iter().map(|partition| partition.id()).collect())
+    }
+
+    fn watermarks(&self, partitions: &[i32]) -> anyhow::Result<Watermarks> {
+        let mut marks = HashMap::new();
+        for partition in partitions {
+            let marked = self.client.fetch_watermarks(&self.topic, *partition, PATIENCE);
+            let (low, high) = marked.context("no watermarks")?;
+            marks.insert(*partition, Mark { low, high });
+        }
+        Ok(Watermarks(marks))
+    }
+
+    /// The offsets that the group has committed.
+    fn committed(&self, partitions: &[i32]) -> anyhow::Result<HashMap<i32, i64>> {
+        let mut asked = TopicPartitionList::new();
+        for partition in partitions {
+            asked.add_partition(&self.topic, *partition);
+        }
+        let answer = self.client.committed_offsets(asked, PATIENCE).context("no committed offsets")?;
+        let mut committed = HashMap::new();
+        for element in answer.elements() {
+            element.error().context("no committed offset")?;
+            if let Offset::Offset(offset) = element.offset() {
+                committed.insert(element.partition(), offset);
+            }
+        }
+        Ok(committed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn marks(low: i64, high: i64) -> Watermarks {
+        Watermarks(HashMap::from([(0, Mark { low, high })]))
+    }
+
+    #[test]
+    fn what_the_group_has_not_committed_is_ahead_of_it() {
+        let (then, now) = (marks(0, 10), marks(0, 30));
+        let ahead = |offset| then.ahead_of(&HashMap::from([(0, offset)]), &now);
+        assert_eq!([ahead(0), ahead(7), ahead(10), ahead(30)], [10, 3, 0, 0]);
+        assert_eq!(then.ahead_of(&HashMap::new(), &now), 10, "it has never committed anything");
+        assert_eq!(marks(8, 10).ahead_of(&HashMap::from([(0, 5)]), &now), 2, "some have expired meanwhile");
+    }
+
+    #[test]
+    fn an_offset_of_an_older_topic_of_the_same_name_says_nothing_of_this_one() {
+        let now = marks(0, 10);
+        assert_eq!(now.ahead_of(&HashMap::from([(0, 11)]), &now), 10);
+        assert_eq!(now.ahead_of(&HashMap::from([(0, 10)]), &now), 0);
+    }
 }

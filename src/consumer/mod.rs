@@ -25,7 +25,7 @@ use anyhow::{Context, anyhow};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-pub use self::backlog::{Watermarks, backlog, watermarks};
+pub use self::backlog::{Watermarks, ahead, backlog, look_for};
 use self::group::Group;
 pub use self::metrics::Metrics;
 use self::reader::Reader;

@@ -113,26 +113,18 @@ impl Auditor {
 
     /// Every message that is in Kafka now has its row afterwards. Not "lag zero": other sales never pause.
     async fn until_the_ledger_has_caught_up(&self) -> Result<(), Error> {
-        let kafka = self.kafka.clone();
-        // Asking Kafka blocks a thread.
-        let ask = move |marks: Option<consumer::Watermarks>| {
-            let kafka = kafka.clone();
-            async move {
-                let asked = tokio::task::spawn_blocking(move || match marks {
-                    None => consumer::watermarks(&kafka).map(|marks| (u64::MAX, marks)),
-                    Some(marks) => Ok((marks.ahead_of_group(&kafka)?, marks)),
-                });
-                asked.await.map_err(anyhow::Error::from).and_then(|answer| answer).map_err(Error::Kafka)
+        let mut then = None;
+        loop {
+            let kafka = self.kafka.clone();
+            // Asking Kafka blocks a thread.
+            let asked = tokio::task::spawn_blocking(move || consumer::ahead(&kafka, then)).await;
+            let (ahead, marks) = asked.map_err(anyhow::Error::from).flatten().map_err(Error::Kafka)?;
+            if ahead == 0 {
+                return Ok(());
             }
-        };
-        let (mut ahead, mut marks) = ask(None).await?;
-        while ahead > 0 {
-            (ahead, marks) = ask(Some(marks)).await?;
-            if ahead > 0 {
-                sleep(ASK_KAFKA_EVERY).await;
-            }
+            then = Some(marks);
+            sleep(ASK_KAFKA_EVERY).await;
         }
-        Ok(())
     }
 
     /// A claim whose message Kafka lost is its only trace: after the rebuild it would be gone. Answers with the orders
