@@ -2,7 +2,8 @@
 
 #![cfg(feature = "demo")]
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
@@ -67,4 +68,33 @@ fn a_crowd_as_large_as_the_stock_leaves_over_only_what_nobody_wants_any_more() {
     assert_eq!(report["unsold"], 400 - paid, "{text}");
     assert!(report["unsold"] == 0 || report["afterwards"]["still_wanted"] == 0, "{text}");
     assert!(report["accepted"].as_u64() >= Some(400), "everybody was served: {text}");
+}
+
+/// The place to see for oneself what a `kill -9` does.
+#[test]
+fn a_demo_that_stays_starts_again_what_is_killed_by_hand_and_ends_in_good_order() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_seckill"));
+    command.args(["demo", "--stock", "20", "--buyers", "60", "--nodes", "1", "--stay"]).stdout(Stdio::piped());
+    let mut demo = Ends(command.spawn().expect("the program runs"));
+    let mut lines = BufReader::new(demo.0.stdout.take().expect("its output")).lines().map_while(Result::ok);
+    let mut line = |what: &str| lines.find(|line| line.contains(what)).unwrap_or_else(|| panic!("nothing of {what}"));
+    let kill = |signal: &str, process: &str| {
+        assert!(Command::new("kill").args([signal, process]).status().expect("a signal").success());
+    };
+    let relay = line("relay  ");
+    line("logs in");
+    kill("-9", relay.split(' ').next_back().expect("a process"));
+    line("relay has ended (signal: 9 (SIGKILL)); again as process");
+    kill("-INT", &demo.0.id().to_string());
+    assert!(demo.0.wait().expect("it ends").success());
+}
+
+/// Also where the test fails.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // It has ended, as a rule.
+        let _ = self.0.kill();
+    }
 }

@@ -8,6 +8,7 @@ mod stage;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,9 @@ use crate::drive::scene::Scene;
 use crate::drive::show::Shown;
 use crate::drive::stores::Stores;
 use crate::drive::tokens::Tokens;
+
+/// How long a part that was killed by hand is away.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
 
 /// A flash sale on this machine.
 #[derive(Clone, Debug, Args)]
@@ -58,7 +62,7 @@ impl Demo {
         if self.stay {
             // Who buys by hand needs longer than the crowd.
             stage.pay_within(Duration::from_secs(15 * 60)).await?;
-            stay(&stage, &tokens).await?;
+            stay(&mut stage, &tokens).await?;
         }
         ensure!(report.verdict == Verdict::Pass, "the demo did not keep its promises");
         Ok(())
@@ -147,13 +151,29 @@ pub fn say(text: impl std::fmt::Display) -> anyhow::Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{text}")?)
 }
 
-async fn stay(stage: &Stage, tokens: &Tokens) -> anyhow::Result<()> {
+/// For whoever buys, operates or kills by hand, until Ctrl-C.
+async fn stay(stage: &mut Stage, tokens: &Tokens) -> anyhow::Result<()> {
     say("\nStill serving; Ctrl-C ends it")?;
     for url in &stage.urls {
         say(format_args!("  {url}/docs"))?;
     }
+    for part in stage.names() {
+        say(format_args!("  {part:<19} process {}", stage.part(&part)?.pid()))?;
+    }
     say(format_args!("  a buyer's token     {}", tokens.sign(&"visitor".parse()?, false)?))?;
     say(format_args!("  an operator's token {}", tokens.sign(&"operator".parse()?, true)?))?;
     say(format_args!("  logs in             {}", stage.sandbox.folder().display()))?;
-    tokio::signal::ctrl_c().await.context("waiting for Ctrl-C")
+    let mut stop = pin!(tokio::signal::ctrl_c());
+    let mut looks = tokio::time::interval(LOOK_EVERY);
+    loop {
+        tokio::select! {
+            stopped = &mut stop => return stopped.context("waiting for Ctrl-C"),
+            _ = looks.tick() => for name in stage.names() {
+                if let Some(status) = stage.part(&name)?.exit_status() {
+                    stage.restart(&name)?;
+                    say(format_args!("  {name} has ended ({status}); again as process {}", stage.part(&name)?.pid()))?;
+                }
+            }
+        }
+    }
 }
