@@ -25,22 +25,34 @@ const ASK_KAFKA_EVERY: Duration = Duration::from_millis(100);
 /// Claims or requests in one call of the script.
 const PART: usize = 1_000;
 
+/// Whoever has to see to what a rebuild waits for is told after so long: honest waits are shorter.
+const TELL_AFTER: Duration = Duration::from_secs(3);
+
 /// How long each step took: where a sale that stands still stands.
 #[derive(Debug)]
 pub(super) struct Steps {
     since: Instant,
     took: Vec<(&'static str, Duration)>,
+    told: bool,
 }
 
 impl Steps {
     fn begin() -> Self {
-        Self { since: Instant::now(), took: Vec::new() }
+        Self { since: Instant::now(), took: Vec::new(), told: false }
+    }
+
+    /// Says once for each step that it takes too long, and who could end it.
+    fn wait_for(&mut self, sale: SaleId, who: &str) {
+        if !self.told && self.since.elapsed() > TELL_AFTER {
+            tracing::warn!(%sale, who, "a rebuild waits, and the sale does not sell meanwhile");
+            self.told = true;
+        }
     }
 
     fn done(&mut self, step: &'static str) {
         let now = Instant::now();
         self.took.push((step, now - self.since));
-        self.since = now;
+        (self.since, self.told) = (now, false);
     }
 }
 
@@ -74,12 +86,12 @@ impl Auditor {
         if self.ledger.catch_up(sale.id, generation, fence).await? {
             tracing::warn!(sale = %sale.id, generation, "the ledger was older than Redis and goes on from there: was it restored?");
         }
-        self.until_relays_have_flushed(&home).await?;
+        self.until_relays_have_flushed(sale.id, &home, &mut steps).await?;
         steps.done("relays flushed");
         let held = loop {
-            self.until_the_outbox_is_empty(sale.id).await?;
+            self.until_the_outbox_is_empty(sale.id, &mut steps).await?;
             steps.done("outbox empty");
-            self.until_the_ledger_has_caught_up().await?;
+            self.until_the_ledger_has_caught_up(sale.id, &mut steps).await?;
             steps.done("ledger caught up");
             let (held, missing) = self.republish_what_has_no_row(sale.id).await?;
             steps.done("rows compared");
@@ -96,23 +108,25 @@ impl Auditor {
     }
 
     /// Orders that only a relay's memory holds are in Kafka afterwards.
-    async fn until_relays_have_flushed(&self, home: &Home) -> Result<(), Error> {
+    async fn until_relays_have_flushed(&self, sale: SaleId, home: &Home, steps: &mut Steps) -> Result<(), Error> {
         let stale = Duration::from_millis(self.settings.relay_stale_ms);
         while heartbeat::unflushed(self.ledger.pool(), home.as_str(), stale).await? > 0 {
+            steps.wait_for(sale, "a relay that has yet to publish what it holds");
             sleep(LOOK_EVERY).await;
         }
         Ok(())
     }
 
-    async fn until_the_outbox_is_empty(&self, sale: SaleId) -> Result<(), Error> {
+    async fn until_the_outbox_is_empty(&self, sale: SaleId, steps: &mut Steps) -> Result<(), Error> {
         while self.stock.outbox_length(sale).await? > 0 {
+            steps.wait_for(sale, "a relay to empty the outbox");
             sleep(LOOK_EVERY).await;
         }
         Ok(())
     }
 
     /// Every message that is in Kafka now has its row afterwards. Not "lag zero": other sales never pause.
-    async fn until_the_ledger_has_caught_up(&self) -> Result<(), Error> {
+    async fn until_the_ledger_has_caught_up(&self, sale: SaleId, steps: &mut Steps) -> Result<(), Error> {
         let mut then = None;
         loop {
             let kafka = self.kafka.clone();
@@ -122,6 +136,7 @@ impl Auditor {
             if ahead == 0 {
                 return Ok(());
             }
+            steps.wait_for(sale, "a consumer to write what is in Kafka");
             then = Some(marks);
             sleep(ASK_KAFKA_EVERY).await;
         }
@@ -170,4 +185,22 @@ impl Auditor {
 fn slice<T>(all: &[T], part: usize) -> &[T] {
     let start = (part * PART).min(all.len());
     &all[start..(start + PART).min(all.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operator_is_told_once_for_each_step_that_takes_too_long() {
+        let sale = SaleId::new(1).expect("a sale id");
+        let mut steps = Steps::begin();
+        steps.wait_for(sale, "a relay");
+        assert!(!steps.told, "it has only begun");
+        steps.since = steps.since.checked_sub(2 * TELL_AFTER).expect("a machine that runs for seconds");
+        steps.wait_for(sale, "a relay");
+        assert!(steps.told);
+        steps.done("relays flushed");
+        assert!(!steps.told, "the next step has a time of its own");
+    }
 }
