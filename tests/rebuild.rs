@@ -18,10 +18,11 @@ use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
 use seckill::fallback::Fallback;
 use seckill::lock::Lost;
-use seckill::reconcile::{Error, Figures, Job};
+use seckill::reconcile::{Error, Figures, Job, opening};
 use seckill::sandbox::{Moment, Options, Sandbox, Spot};
 use seckill::stock::keys;
-use support::service::{PATIENCE, new_sale, prepared};
+use support::service::{PATIENCE, Running, new_sale, prepared};
+use support::wait_until;
 use time::OffsetDateTime;
 
 /// Nobody who waits in vain does so for long.
@@ -68,6 +69,13 @@ async fn assert_rebuilt(bench: &Bench, sale: &Sale, generation: i64) -> Figures 
     let news = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
     assert_eq!(news.epoch.generation, generation);
     figures
+}
+
+/// The first look at a sale whose ledger is older than Redis.
+async fn assert_catches_up(bench: &Bench, sale: &Sale, generation: i64) {
+    let figures = run(bench, sale).await.expect("a run");
+    assert_eq!((figures.of(Job::CatchUp).repaired, figures.of(Job::Rebuild).repaired), (1, 0));
+    assert_eq!(bench.row(sale).await.generation, generation);
 }
 
 /// As an auditor leaves a sale that died in the middle of a rebuild: the same life, and nobody sells.
@@ -142,22 +150,73 @@ async fn a_ledger_from_an_older_copy_goes_on_above_the_generation_in_redis() {
     let bench = Bench::start(&hasty("older_ledger").await, Roles::OBSERVE).await;
     let sale = bench.open(3).await;
     let () = bench.redis().await.hset(keys::sale(sale.id), "generation", 5).await.expect("a hash");
+    assert_catches_up(&bench, &sale, 5).await;
     assert_rebuilt(&bench, &sale, 6).await;
 }
 
-/// PostgreSQL was restored from before the last rebuild. The order's message waits for a ledger that knows its life, and
-/// the rebuild waits for the message.
+/// Sells a rebuilt sale, whose ledger was restored from before that.
+async fn sell_ahead_of_the_ledger(bench: &Bench, sale: &Sale) -> OrderId {
+    bench.meddle(sale, "UPDATE stock SET generation = 1 WHERE sale_id = $1").await;
+    bench.buy(&Sale { generation: 2, ..sale.clone() }, "ann").await.order
+}
+
+/// The order's message waits for a ledger that knows its life, and the rebuild waits for the message.
 #[tokio::test]
 async fn an_order_of_a_life_that_the_ledger_forgot_has_its_row_when_the_rebuild_ends() {
     let bench = Bench::start(&hasty("forgotten_life").await, Roles::CONSUME).await;
     let sale = bench.open(3).await;
     freeze(&bench, &sale).await;
     assert_rebuilt(&bench, &sale, 2).await;
-    let bought = bench.buy(&Sale { generation: 2, ..sale.clone() }, "ann").await;
+    let order = sell_ahead_of_the_ledger(&bench, &sale).await;
     bench.drain_outbox(&sale).await;
-    bench.meddle(&sale, "UPDATE stock SET generation = 1 WHERE sale_id = $1").await;
+    assert_catches_up(&bench, &sale, 2).await;
     let figures = assert_rebuilt(&bench, &sale, 3).await;
     assert_eq!(figures.of(Job::Restore).repaired, 0, "it was the ledger that had lost data");
+    assert_eq!(bench.status(order).await, Some((OrderStatus::Created, None)));
+    assert_eq!(bench.remaining(&sale).await, 2);
+    bench.running.settle(sale.id).await;
+}
+
+/// The message of one waits in front of those of the other.
+#[tokio::test]
+async fn two_sales_whose_ledger_is_older_do_not_wait_for_each_other() {
+    let settings = hasty("forgotten_lives").await;
+    let bench = Bench::start(&settings, Roles::CONSUME).await;
+    let relay = Running::start(&settings, Roles::RELAY).await;
+    let sales = [bench.open(3).await, bench.open(3).await];
+    for sale in &sales {
+        freeze(&bench, sale).await;
+        assert_rebuilt(&bench, sale, 2).await;
+    }
+    for sale in &sales {
+        sell_ahead_of_the_ledger(&bench, sale).await;
+        let stock = &bench.running.service.stock;
+        let published = || async { stock.outbox_length(sale.id).await.is_ok_and(|left| left == 0) };
+        wait_until("the order is in Kafka", PATIENCE, published).await;
+    }
+    for sale in &sales {
+        assert_catches_up(&bench, sale, 2).await;
+    }
+    for sale in &sales {
+        assert_rebuilt(&bench, sale, 3).await;
+        bench.running.settle(sale.id).await;
+    }
+    relay.stop().await;
+}
+
+/// PostgreSQL was restored from before the sale was opened, and somebody opens it.
+#[tokio::test]
+async fn a_draft_that_has_been_sold_already_is_not_opened_with_nothing_sold() {
+    let bench = Bench::start(&hasty("draft_again").await, Roles::CONSUME).await;
+    let sale = bench.open(3).await;
+    let bought = bench.buy(&sale, "ann").await;
+    bench.drain_outbox(&sale).await;
+    bench.meddle(&sale, "UPDATE stock SET generation = 0 WHERE sale_id = $1").await;
+    bench.meddle(&sale, "UPDATE sales SET state = 'draft' WHERE id = $1").await;
+    let service = &bench.running.service;
+    opening::open(&service.ledger, &service.stock, sale.id).await.expect("it opens");
+    assert_eq!(bench.row(&sale).await.generation, 1);
+    assert_rebuilt(&bench, &sale, 2).await;
     assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Created, None)));
     assert_eq!(bench.remaining(&sale).await, 2);
     bench.running.settle(sale.id).await;

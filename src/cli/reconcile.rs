@@ -7,7 +7,7 @@ use super::out;
 use crate::app::{self, Roles};
 use crate::config::Settings;
 use crate::domain::{Sale, SaleId, SaleState};
-use crate::reconcile::{Auditor, Figures};
+use crate::reconcile::{Auditor, Figures, Job};
 
 #[derive(Debug, Args)]
 pub struct Reconcile {
@@ -47,7 +47,11 @@ impl Reconcile {
         if self.dry_run {
             return Ok(auditor.inspect(sale, true).await?.figures());
         }
-        Ok(auditor.run_once(sale, true).await?)
+        let mut figures = auditor.run_once(sale, true).await?;
+        if figures.of(Job::CatchUp).repaired > 0 {
+            figures = auditor.run_once(sale, true).await?;
+        }
+        Ok(figures)
     }
 }
 

@@ -27,12 +27,14 @@ impl Watermarks {
     /// Messages that were there at that moment and are not committed. `now` was taken after the offsets: one that is
     /// beyond its end was committed in a topic of the same name that is gone, and says nothing about this one.
     fn ahead_of(&self, committed: &HashMap<i32, i64>, now: &Self) -> u64 {
-        let ahead = self.0.iter().map(|(partition, mark)| {
-            let of_this_topic = |offset: &i64| now.0.get(partition).is_some_and(|now| *offset <= now.high);
-            let offset = committed.get(partition).copied().filter(of_this_topic);
+        let ahead = self.0.iter().filter_map(|(partition, then)| {
+            let now = now.0.get(partition)?;
+            // What has expired meanwhile, or ended with its topic, is waited for by nobody.
+            let (low, high) = (then.low.max(now.low), then.high.min(now.high));
+            let offset = committed.get(partition).copied().filter(|offset| *offset <= now.high);
             // A partition for which the group never committed counts from its first message.
-            let done = offset.map_or(mark.low, |offset| mark.low.max(offset));
-            u64::try_from(mark.high - done).unwrap_or(0)
+            let done = offset.map_or(low, |offset| low.max(offset));
+            u64::try_from(high - done).ok()
         });
         ahead.sum()
     }
@@ -153,7 +155,9 @@ mod tests {
         let ahead = |offset| then.ahead_of(&HashMap::from([(0, offset)]), &now);
         assert_eq!([ahead(0), ahead(7), ahead(10), ahead(30)], [10, 3, 0, 0]);
         assert_eq!(then.ahead_of(&HashMap::new(), &now), 10, "it has never committed anything");
-        assert_eq!(marks(8, 10).ahead_of(&HashMap::from([(0, 5)]), &now), 2, "some have expired meanwhile");
+        assert_eq!(marks(8, 10).ahead_of(&HashMap::from([(0, 5)]), &now), 2, "some have expired before");
+        assert_eq!(then.ahead_of(&HashMap::from([(0, 5)]), &marks(8, 30)), 2, "some have expired meanwhile");
+        assert_eq!(then.ahead_of(&HashMap::from([(0, 5)]), &marks(30, 30)), 0, "all of them have");
     }
 
     #[test]
@@ -161,5 +165,16 @@ mod tests {
         let now = marks(0, 10);
         assert_eq!(now.ahead_of(&HashMap::from([(0, 11)]), &now), 10);
         assert_eq!(now.ahead_of(&HashMap::from([(0, 10)]), &now), 0);
+        let older = marks(0, 100);
+        assert_eq!(
+            older.ahead_of(&HashMap::from([(0, 10)]), &now),
+            0,
+            "marks of a topic that is gone are not waited for"
+        );
+        assert_eq!(
+            older.ahead_of(&HashMap::from([(0, 10)]), &Watermarks(HashMap::new())),
+            0,
+            "nor those of a partition"
+        );
     }
 }

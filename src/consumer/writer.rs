@@ -30,6 +30,8 @@ pub(super) struct Writer<R> {
     topic: Arc<str>,
     dead_letters: Arc<str>,
     backoff: Backoff,
+    /// Why orders cannot be written, as it was logged.
+    trouble: String,
     metrics: Metrics,
 }
 
@@ -42,6 +44,7 @@ impl<R: Record> Writer<R> {
             topic: settings.kafka.topic.as_str().into(),
             dead_letters: settings.kafka.dead_letter_topic.as_str().into(),
             backoff: Backoff::new(Duration::from_millis(first), Duration::from_millis(most)),
+            trouble: String::new(),
             metrics,
         }
     }
@@ -82,6 +85,7 @@ impl<R: Record> Writer<R> {
         if self.backoff.is_failing() {
             info!("orders are written again");
             self.backoff.reset();
+            self.trouble.clear();
         }
         self.metrics.messages.inc_by(messages);
         self.metrics.batches.inc();
@@ -90,11 +94,14 @@ impl<R: Record> Writer<R> {
 
     async fn wait(&mut self, reason: &anyhow::Error, stop: &CancellationToken) -> Option<()> {
         self.metrics.retries.inc();
-        if !self.backoff.is_failing() {
+        let trouble = format!("{reason:#}");
+        // Not each time; but what comes back from an outage may be in other trouble.
+        if trouble != self.trouble {
             warn!(
-                reason = format!("{reason:#}"),
+                reason = trouble,
                 "orders cannot be written now; they wait in Kafka and are tried again: check PostgreSQL"
             );
+            self.trouble = trouble;
         }
         let pause = tokio::time::timeout(self.backoff.next(), stop.cancelled()).await;
         // Running into the timeout is the good case: nobody asked to stop.

@@ -11,9 +11,11 @@ use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry};
 pub enum Job {
     /// Unpaid orders beyond their time are closed.
     Expire,
+    /// A ledger that is older than Redis learns of the generation there. The rebuild follows with the next look.
+    CatchUp,
     /// The whole sale is filled into Redis anew.
     Rebuild,
-    /// Live orders that Redis had forgotten have their claims again, by a rebuild.
+    /// Live orders without a claim have one again, by a rebuild.
     Restore,
     /// Claims of closed orders are released.
     Release,
@@ -29,6 +31,7 @@ impl Job {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Expire => "expire",
+            Self::CatchUp => "catch-up",
             Self::Rebuild => "rebuild",
             Self::Restore => "restore",
             Self::Release => "release",

@@ -182,12 +182,16 @@ impl Auditor {
         }
         if let Some(reason) = found.rebuild {
             let start = Instant::now();
-            let Rebuilt { generation, live, forgotten, steps } = self.rebuild(sale, fence).await?;
+            let Some(rebuilt) = self.rebuild(sale, fence).await? else {
+                figures.repaired(Job::CatchUp, 1);
+                return Ok(figures);
+            };
+            let Rebuilt { generation, live, forgotten, steps } = rebuilt;
             self.metrics.rebuilt(start.elapsed());
             let (sale, took_ms) = (sale.id, start.elapsed().as_millis());
             tracing::warn!(%sale, %reason, generation, took_ms, %steps, "the sale was rebuilt in Redis and sells again");
             if forgotten > 0 {
-                tracing::warn!(%sale, forgotten, live, "Redis had lost data: what no relay had read of it is gone");
+                tracing::warn!(%sale, forgotten, live, "live orders were missing from Redis and are there again");
             }
             figures.repaired(Job::Rebuild, 1);
             figures.checked(Job::Restore, live, forgotten);

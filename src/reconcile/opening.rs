@@ -52,7 +52,7 @@ pub async fn open(ledger: &Ledger, stock: &Stock, id: SaleId) -> Result<(), Erro
     .await
 }
 
-/// Freeze, raise the generation, warm.
+/// Freeze, raise the generation, warm. What has sold before is not warmed with nothing sold.
 async fn put_on_sale(transaction: &mut PgConnection, ledger: &Ledger, stock: &Stock, draft: Sale) -> Result<(), Error> {
     let id = draft.id;
     // Not in the transaction: a token must never be given out twice, whatever becomes of its first holder.
@@ -60,6 +60,12 @@ async fn put_on_sale(transaction: &mut PgConnection, ledger: &Ledger, stock: &St
     let Frozen::Yes { home, generation } = stock.freeze(id, token).await? else {
         return Err(Error::Overtaken);
     };
+    if has_sold(stock, id).await? {
+        // At the generation of Redis, the ledger takes the orders that are on their way. The auditor does the rest.
+        ledger::raise_generation(transaction, id, generation - 1).await?;
+        tracing::warn!(sale = %id, generation, "a draft has been sold already and is left to the auditor: was the ledger restored?");
+        return Ok(());
+    }
     let raised = ledger::raise_generation(transaction, id, generation).await?;
     let on_sale = OnSale { generation: raised.generation, total: raised.total, remaining: raised.available };
     let open = Sale { state: SaleState::Open, ..draft };
@@ -70,6 +76,12 @@ async fn put_on_sale(transaction: &mut PgConnection, ledger: &Ledger, stock: &St
         }
         WarmCode::Refused => Err(Error::Overtaken),
     }
+}
+
+/// Whether Redis has orders of this sale: the ledger forgot that it was opened, as after a restore from an older copy.
+async fn has_sold(stock: &Stock, sale: SaleId) -> Result<bool, Error> {
+    let claimed = stock.holdings(sale).await?.is_some_and(|holdings| !holdings.claims.is_empty());
+    Ok(claimed || stock.outbox_length(sale).await? > 0)
 }
 
 async fn declare_open(transaction: &mut PgConnection, id: SaleId) -> Result<(), sqlx::Error> {

@@ -1,8 +1,9 @@
 //! Fills a sale into Redis anew: after a loss, a restart, a failover. The only way from the ledger to Redis.
 //!
-//! Freeze, so that nothing more is accepted; let a ledger that was restored from an older copy catch up with what it
-//! froze; wait until everything that was accepted has a row; raise the generation, so that whatever comes later is known to be late; warm. Each step may be repeated, and a lost lock
-//! means to start over: the steps are fenced in both stores. Nobody sells in between.
+//! Freeze, so that nothing more is accepted; let a ledger that was restored from an older copy catch up with what was
+//! frozen; wait until everything that was accepted has a row; raise the generation, so that whatever comes later is
+//! known to be late; warm. Each step may be repeated, and a lost lock means to start over: the steps are fenced in both
+//! stores. Nobody sells in between.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -70,14 +71,17 @@ pub(super) struct Rebuilt {
     pub generation: i64,
     /// Orders that Redis was warmed with.
     pub live: usize,
-    /// Those of them that this Redis did not have any more: it lost data, and perhaps more than the ledger knows of.
+    /// Those of them that this Redis did not have.
     pub forgotten: usize,
     pub steps: Steps,
 }
 
 impl Auditor {
     /// Rebuilds the sale. Waits as long as it takes: the lock's maximum hold bounds it from outside.
-    pub(super) async fn rebuild(&self, sale: &Sale, fence: &Fence) -> Result<Rebuilt, Error> {
+    ///
+    /// `None`: the ledger had to catch up first, and another look rebuilds the sale, which is frozen. The orders of one
+    /// sale wait in Kafka in front of those of another, so all ledgers catch up before any rebuild waits for Kafka.
+    pub(super) async fn rebuild(&self, sale: &Sale, fence: &Fence) -> Result<Option<Rebuilt>, Error> {
         let mut steps = Steps::begin();
         let Frozen::Yes { home, generation } = self.stock.freeze(sale.id, fence.token()).await? else {
             return Err(Error::Overtaken);
@@ -85,6 +89,7 @@ impl Auditor {
         steps.done("frozen");
         if self.ledger.catch_up(sale.id, generation, fence).await? {
             tracing::warn!(sale = %sale.id, generation, "the ledger was older than Redis and goes on from there: was it restored?");
+            return Ok(None);
         }
         self.until_relays_have_flushed(sale.id, &home, &mut steps).await?;
         steps.done("relays flushed");
@@ -104,7 +109,7 @@ impl Auditor {
         self.warm(fence, &home, &warm).await?;
         steps.done("warmed");
         let forgotten = warm.claims.iter().filter(|claim| !held.contains(&claim.order)).count();
-        Ok(Rebuilt { generation: warm.generation, live: warm.claims.len(), forgotten, steps })
+        Ok(Some(Rebuilt { generation: warm.generation, live: warm.claims.len(), forgotten, steps }))
     }
 
     /// Orders that only a relay's memory holds are in Kafka afterwards.

@@ -15,6 +15,8 @@ use seckill::ledger::Ledger;
 use seckill::sandbox::Sandbox;
 use secrecy::ExposeSecret;
 
+use super::postgres::refuse_no_more;
+
 /// The parts that every fault finds running.
 pub const PARTS: [&str; 5] = ["node-0", "node-1", "relay", "consume", "reconcile"];
 
@@ -104,6 +106,7 @@ impl Ground {
         if kafka.resume().is_err() {
             kafka.restart().await?;
         }
+        refuse_no_more(self).await?;
         for part in self.stage.names() {
             if !PARTS.contains(&part.as_str()) {
                 self.stage.leave(&part)?;

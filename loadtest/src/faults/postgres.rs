@@ -5,7 +5,8 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
+use seckill::domain::{OrderStatus, Pool};
 use tokio::time::sleep;
 
 use super::ground::Ground;
@@ -56,7 +57,11 @@ const REFUSE: &str = "
     CREATE CONSTRAINT TRIGGER drill_at_commit AFTER UPDATE ON stock DEFERRABLE INITIALLY DEFERRED
         FOR EACH ROW EXECUTE FUNCTION drill_refuse();";
 const COUNT: &str = "SELECT a.last_value / 3, b.last_value / 3 FROM drill_before a, drill_after b";
-const REFUSE_NO_MORE: &str = "DROP FUNCTION drill_refuse CASCADE; DROP SEQUENCE drill_before, drill_after";
+/// Also where nothing refuses.
+const REFUSE_NO_MORE: &str = "
+    SET LOCAL client_min_messages = warning;
+    DROP FUNCTION IF EXISTS drill_refuse CASCADE;
+    DROP SEQUENCE IF EXISTS drill_before, drill_after";
 
 /// What was accepted while the ledger was away: Redis sells on without it.
 fn meanwhile(round: &Round, before: u64) -> Figures {
@@ -116,16 +121,27 @@ async fn replies_dropped(ground: &mut Ground, round: &Round) -> anyhow::Result<F
 /// Purchases come by Redis and out of the reserve, orders are cancelled and expire: all who write the stock are refused.
 async fn serialization_failures(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     sqlx::raw_sql(REFUSE).execute(ground.ledger.pool()).await?;
-    let done = everybody_writes(ground, round).await;
-    let (at_once, at_commit): (i64, i64) = sqlx::query_as(COUNT).fetch_one(ground.ledger.pool()).await?;
-    sqlx::raw_sql(REFUSE_NO_MORE).execute(ground.ledger.pool()).await?;
-    let cancelled = done?;
-    ensure!(at_once > 0 && at_commit > 0, "refused were {at_once} writes at once and {at_commit} at COMMIT");
-    Ok(Figures::from_iter([
-        ("cancelled".to_owned(), cancelled.into()),
-        ("refused_at_once".to_owned(), at_once.into()),
-        ("refused_at_commit".to_owned(), at_commit.into()),
-    ]))
+    let cancelled = everybody_writes(ground, round).await;
+    let counted = sqlx::query_as::<_, (i64, i64)>(COUNT).fetch_one(ground.ledger.pool()).await;
+    refuse_no_more(ground).await?;
+    let (cancelled, (at_once, at_commit)) = (cancelled?, counted?);
+    let ledger = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+    let out_of_the_reserve = ledger.orders.iter().filter(|order| order.pool == Pool::Reserve).count();
+    let expired = ledger.orders.iter().filter(|order| order.status == OrderStatus::Expired).count();
+    let figures = [
+        ("cancelled", cancelled),
+        ("expired", expired),
+        ("out_of_the_reserve", out_of_the_reserve),
+        ("refused_at_once", usize::try_from(at_once)?),
+        ("refused_at_commit", usize::try_from(at_commit)?),
+    ];
+    ensure!(figures.iter().all(|(_, count)| *count > 0), "not everything was tried: {figures:?}");
+    Ok(figures.into_iter().map(|(name, count)| (name.to_owned(), count.into())).collect())
+}
+
+/// Whatever became of the fault: the next one starts with a ledger that refuses nothing.
+pub async fn refuse_no_more(ground: &Ground) -> anyhow::Result<()> {
+    sqlx::raw_sql(REFUSE_NO_MORE).execute(ground.ledger.pool()).await.map(drop).context("the triggers stay")
 }
 
 async fn everybody_writes(ground: &Ground, round: &Round) -> anyhow::Result<usize> {
@@ -147,7 +163,8 @@ async fn everybody_writes(ground: &Ground, round: &Round) -> anyhow::Result<usiz
 /// has not heard of.
 async fn restored(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     let data = ground.sandbox().postgres().data()?.to_owned();
-    let older = data.with_extension("as-it-was");
+    let (older, newer) = (data.with_extension("as-it-was"), data.with_extension("to-be-lost"));
+    let in_the_copy = generation(ground, round).await?;
     ground.sandbox().postgres().stop().await?;
     // With its owner, which is not always the one who copies.
     let copied = Command::new("cp").arg("-a").args([&data, &older]).status()?;
@@ -155,20 +172,27 @@ async fn restored(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures>
     ground.sandbox().postgres().restart().await?;
     crash_and_return(ground, round).await?;
     round.until_sold(50).await?;
-    let rows = async || Ok::<_, anyhow::Error>(ground.ledger.view(round.sale).await?.map_or(0, |it| it.orders.len()));
-    let generation = async || ground.ledger.stock(round.sale).await.ok().flatten().map_or(0, |row| row.generation);
-    let (had, before) = (rows().await?, generation().await);
-    ground.sandbox().postgres().kill()?;
-    fs::remove_dir_all(&data)?;
+    let (had, before) = (rows(ground, round).await?, generation(ground, round).await?);
+    ground.sandbox().postgres().stop().await?;
+    fs::rename(&data, &newer)?;
     fs::rename(&older, &data)?;
     ground.sandbox().postgres().restart().await?;
     let since = Instant::now();
-    let left = rows().await?;
-    ensure!(left < had && generation().await < before, "the copy is no older: {left} of {had} rows");
-    until("the sale is rebuilt", async || generation().await > before).await?;
+    let left = rows(ground, round).await?;
+    ensure!(in_the_copy < before && left < had, "the copy is no older: {left} of {had} rows");
+    until("the sale is rebuilt", async || generation(ground, round).await.is_ok_and(|now| now > before)).await?;
     round.until_sold(5).await?;
+    fs::remove_dir_all(&newer)?;
     Ok(Figures::from_iter([
         ("rows_gone".to_owned(), (had - left).into()),
         ("selling_again_ms".to_owned(), ms(since.elapsed())),
     ]))
+}
+
+async fn generation(ground: &Ground, round: &Round) -> anyhow::Result<i64> {
+    Ok(ground.ledger.stock(round.sale).await?.context("the ledger forgot the sale")?.generation)
+}
+
+async fn rows(ground: &Ground, round: &Round) -> anyhow::Result<usize> {
+    Ok(ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.orders.len())
 }
