@@ -1,6 +1,6 @@
 //! What an operator does with sales, by HTTP and by the command line alike. Ledger first, then Redis.
 //!
-//! Every command may be repeated: what a crash left half done, the repeat completes.
+//! Every command but `create` may be repeated: what a crash left half done, the repeat completes.
 
 use std::sync::Arc;
 
