@@ -350,3 +350,27 @@ async fn an_order_that_falls_due_while_redis_is_cold_is_closed_and_its_unit_is_s
     assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Expired, None)));
     assert_eq!(bench.remaining(&sale).await, 1);
 }
+
+/// Nobody empties the outbox, so the rebuild waits. An order of another sale falls due meanwhile.
+#[tokio::test]
+async fn a_rebuild_that_waits_does_not_keep_the_auditor_from_other_sales() {
+    let settings = hasty("waits_alone").await;
+    let bench = Bench::start(&settings, Roles::OBSERVE).await;
+    let (stuck, other) = (bench.open(2).await, bench.open(2).await);
+    bench.buy(&stuck, "ann").await;
+    freeze(&bench, &stuck).await;
+    let bought = bench.buy(&other, "bob").await;
+    bench.record(&other, &bought).await;
+    let auditor = Running::start(&settings, Roles::RECONCILE).await;
+    let redis = tokio::sync::Mutex::new(bench.redis().await);
+    wait_until("the rebuild has begun", PATIENCE, async || {
+        let fence: i64 = redis.lock().await.hget(keys::sale(stuck.id), "fence").await.expect("a hash");
+        fence > 1
+    })
+    .await;
+    bench.meddle(&other, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1").await;
+    let expired = async || bench.status(bought.order).await == Some((OrderStatus::Expired, None));
+    wait_until("the other order expires", PATIENCE, expired).await;
+    assert_eq!(bench.row(&stuck).await.generation, 1, "it still waits");
+    auditor.stop().await;
+}

@@ -17,26 +17,22 @@ pub mod opening;
 
 mod rebuild;
 
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
+mod rounds;
 
-use tokio_util::sync::CancellationToken;
+use std::time::{Duration, Instant};
 
 use crate::catalogue::Catalogue;
 use crate::config;
-use crate::domain::{Sale, SaleId, SaleState};
+use crate::domain::{Sale, SaleId};
 use crate::ledger::{self, Ledger};
 use crate::lock::{self, AcquireError, Fence, Lock, Name, Released, fence};
-use crate::outbox::{Backoff, Publisher};
+use crate::outbox::Publisher;
 use crate::stock::script::StockCode;
 use crate::stock::{self, Stock};
 
 pub use figures::{Figures, Job, Metrics};
 pub use inspection::{Inspection, Reason};
 use rebuild::Rebuilt;
-
-/// The first pause after a run that failed; each one after it is twice as long, up to the usual one.
-const SOON: Duration = Duration::from_millis(50);
 
 /// Why a run did not end.
 #[derive(Debug, thiserror::Error)]
@@ -101,33 +97,6 @@ impl Auditor {
             publisher,
             metrics: Metrics::register(registry)?,
         })
-    }
-
-    /// Looks at every sale again and again until `stop`.
-    pub async fn run(self, stop: CancellationToken) {
-        let mut deep_at: HashMap<SaleId, Instant> = HashMap::new();
-        let mut troubled: HashMap<SaleId, String> = HashMap::new();
-        let every = Duration::from_millis(self.settings.every_ms);
-        // What is in trouble is looked at sooner. After a restart of Redis the first call over each connection fails, and
-        // a sale stands still meanwhile.
-        let mut soon = Backoff::new(SOON, every);
-        while !stop.is_cancelled() {
-            for sale in self.catalogue.all() {
-                if sale.state == SaleState::Draft {
-                    continue;
-                }
-                let deep = deep_at.get(&sale.id).is_none_or(|at| *at <= Instant::now());
-                if deep {
-                    deep_at.insert(sale.id, Instant::now() + Duration::from_millis(self.settings.deep_every_ms));
-                }
-                let Some(outcome) = stop.run_until_cancelled(self.run_once(&sale, deep)).await else { return };
-                if tell_once(&mut troubled, sale.id, outcome.err()) {
-                    soon.reset();
-                }
-            }
-            let pause = if troubled.is_empty() { every } else { soon.next() };
-            let _ = tokio::time::timeout(pause, stop.cancelled()).await;
-        }
     }
 
     /// Looks at one sale and does what is to be done. `deep`: compares claims and rows, too.
@@ -233,19 +202,4 @@ impl Auditor {
         let told = self.stock.set_total(sale, row.generation, row.redis_total).await?;
         Ok(u64::from(told == StockCode::Raised))
     }
-}
-
-/// One line when a sale gets into trouble or into another one, one when it is over. True for the first of them.
-fn tell_once(troubled: &mut HashMap<SaleId, String>, sale: SaleId, error: Option<Error>) -> bool {
-    match error.map(|error| error.to_string()) {
-        Some(trouble) if troubled.get(&sale) != Some(&trouble) => {
-            tracing::warn!(%sale, trouble, "the auditor cannot do its work on this sale now; it goes on trying");
-            troubled.insert(sale, trouble);
-            return true;
-        }
-        Some(_) => {}
-        None if troubled.remove(&sale).is_some() => tracing::info!(%sale, "the auditor can work on this sale again"),
-        None => {}
-    }
-    false
 }

@@ -19,9 +19,9 @@ use crate::lock::Fence;
 use crate::stock::script::WarmCode;
 use crate::stock::{Frozen, Home, OnSale, WarmPart};
 
-/// How often a condition is looked at that others bring about.
+/// How often a condition is looked at that others bring about; a tenth as often when it takes long.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// Kafka is asked over new connections each time.
+/// Kafka is asked over a new connection each time.
 const ASK_KAFKA_EVERY: Duration = Duration::from_millis(100);
 /// Claims or requests in one call of the script.
 const PART: usize = 1_000;
@@ -42,12 +42,16 @@ impl Steps {
         Self { since: Instant::now(), took: Vec::new(), told: false }
     }
 
-    /// Says once for each step that it takes too long, and who could end it.
-    fn wait_for(&mut self, sale: SaleId, who: &str) {
-        if !self.told && self.since.elapsed() > TELL_AFTER {
+    /// The pause before the next look. Says once for each step that it takes too long, and who could end it.
+    fn wait_for(&mut self, sale: SaleId, who: &str, pause: Duration) -> Duration {
+        if self.since.elapsed() <= TELL_AFTER {
+            return pause;
+        }
+        if !self.told {
             tracing::warn!(%sale, who, "a rebuild waits, and the sale does not sell meanwhile");
             self.told = true;
         }
+        pause * 10
     }
 
     fn done(&mut self, step: &'static str) {
@@ -116,16 +120,14 @@ impl Auditor {
     async fn until_relays_have_flushed(&self, sale: SaleId, home: &Home, steps: &mut Steps) -> Result<(), Error> {
         let stale = Duration::from_millis(self.settings.relay_stale_ms);
         while heartbeat::unflushed(self.ledger.pool(), home.as_str(), stale).await? > 0 {
-            steps.wait_for(sale, "a relay that has yet to publish what it holds");
-            sleep(LOOK_EVERY).await;
+            sleep(steps.wait_for(sale, "a relay that has yet to publish what it holds", LOOK_EVERY)).await;
         }
         Ok(())
     }
 
     async fn until_the_outbox_is_empty(&self, sale: SaleId, steps: &mut Steps) -> Result<(), Error> {
         while self.stock.outbox_length(sale).await? > 0 {
-            steps.wait_for(sale, "a relay to empty the outbox");
-            sleep(LOOK_EVERY).await;
+            sleep(steps.wait_for(sale, "a relay to empty the outbox", LOOK_EVERY)).await;
         }
         Ok(())
     }
@@ -141,9 +143,8 @@ impl Auditor {
             if ahead == 0 {
                 return Ok(());
             }
-            steps.wait_for(sale, "a consumer to write what is in Kafka");
             then = Some(marks);
-            sleep(ASK_KAFKA_EVERY).await;
+            sleep(steps.wait_for(sale, "a consumer to write what is in Kafka", ASK_KAFKA_EVERY)).await;
         }
     }
 
@@ -200,10 +201,10 @@ mod tests {
     fn an_operator_is_told_once_for_each_step_that_takes_too_long() {
         let sale = SaleId::new(1).expect("a sale id");
         let mut steps = Steps::begin();
-        steps.wait_for(sale, "a relay");
+        assert_eq!(steps.wait_for(sale, "a relay", LOOK_EVERY), LOOK_EVERY);
         assert!(!steps.told, "it has only begun");
         steps.since = steps.since.checked_sub(2 * TELL_AFTER).expect("a machine that runs for seconds");
-        steps.wait_for(sale, "a relay");
+        assert_eq!(steps.wait_for(sale, "a relay", LOOK_EVERY), 10 * LOOK_EVERY);
         assert!(steps.told);
         steps.done("relays flushed");
         assert!(!steps.told, "the next step has a time of its own");

@@ -1,0 +1,123 @@
+//! Which sale is looked at when: all of them again and again, several at a time.
+//!
+//! A rebuild may wait for minutes, for a Kafka that is away for example. What is overdue in other sales must not wait
+//! with it, and after a restart of Redis the last of many sales should not stand still until all others are rebuilt.
+
+use std::collections::{HashMap, HashSet};
+use std::panic;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::{Auditor, Error};
+use crate::domain::{SaleId, SaleState};
+use crate::outbox::Backoff;
+
+/// Sales that are worked on at a time. More of them would only queue for the connections to PostgreSQL.
+const AT_ONCE: usize = 16;
+/// The first pause after a run that failed; each one after it is twice as long, up to the usual one.
+const SOON: Duration = Duration::from_millis(50);
+
+/// What came of a look at a sale.
+type Ended = Result<(SaleId, Result<(), Error>), JoinError>;
+
+impl Auditor {
+    /// Looks at every sale again and again until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        // What is under way ends with this future, wherever it is: what it does may be cut off at any point.
+        let _ = stop.run_until_cancelled(Arc::new(self).look_for_ever()).await;
+    }
+
+    async fn look_for_ever(self: Arc<Self>) {
+        let every = Duration::from_millis(self.settings.every_ms);
+        let mut rounds = Rounds::new(every, Duration::from_millis(self.settings.deep_every_ms));
+        let mut looks = JoinSet::new();
+        loop {
+            for sale in self.catalogue.all() {
+                if sale.state == SaleState::Draft || rounds.busy.contains(&sale.id) {
+                    continue;
+                }
+                while looks.len() >= AT_ONCE
+                    && let Some(ended) = looks.join_next().await
+                {
+                    rounds.end(ended);
+                }
+                let (auditor, deep) = (Arc::clone(&self), rounds.begin(sale.id));
+                looks.spawn(async move { (sale.id, auditor.run_once(&sale, deep).await.map(drop)) });
+            }
+            let mut due = Instant::now() + every;
+            let mut hurried = false;
+            loop {
+                tokio::select! {
+                    () = sleep_until(due) => break,
+                    Some(ended) = looks.join_next() => {
+                        rounds.end(ended);
+                        if !hurried && !rounds.troubled.is_empty() {
+                            due = due.min(Instant::now() + rounds.soon.next());
+                            hurried = true;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Rounds {
+    busy: HashSet<SaleId>,
+    deep_at: HashMap<SaleId, Instant>,
+    deep_every: Duration,
+    troubled: HashMap<SaleId, String>,
+    /// What is in trouble is looked at sooner. After a restart of Redis the first call over each connection fails, and
+    /// a sale stands still meanwhile.
+    soon: Backoff,
+}
+
+impl Rounds {
+    fn new(every: Duration, deep_every: Duration) -> Self {
+        Self {
+            busy: HashSet::new(),
+            deep_at: HashMap::new(),
+            deep_every,
+            troubled: HashMap::new(),
+            soon: Backoff::new(SOON, every),
+        }
+    }
+
+    /// Whether this look is a deep one.
+    fn begin(&mut self, sale: SaleId) -> bool {
+        self.busy.insert(sale);
+        let now = Instant::now();
+        let deep = self.deep_at.get(&sale).is_none_or(|at| *at <= now);
+        if deep {
+            self.deep_at.insert(sale, now + self.deep_every);
+        }
+        deep
+    }
+
+    fn end(&mut self, ended: Ended) {
+        // A defect, for which the process has to end like for any other.
+        let (sale, outcome) = ended.unwrap_or_else(|error| panic::resume_unwind(error.into_panic()));
+        self.busy.remove(&sale);
+        self.tell_once(sale, outcome.err());
+    }
+
+    /// One line when a sale gets into trouble or into another one, one when it is over.
+    fn tell_once(&mut self, sale: SaleId, error: Option<Error>) {
+        match error.map(|error| error.to_string()) {
+            Some(trouble) if self.troubled.get(&sale) != Some(&trouble) => {
+                tracing::warn!(%sale, trouble, "the auditor cannot do its work on this sale now; it goes on trying");
+                self.troubled.insert(sale, trouble);
+                self.soon.reset();
+            }
+            Some(_) => {}
+            None if self.troubled.remove(&sale).is_some() => {
+                tracing::info!(%sale, "the auditor can work on this sale again");
+            }
+            None => {}
+        }
+    }
+}
