@@ -10,7 +10,7 @@ use crate::consumer;
 use crate::domain::{Sale, SaleId, SaleState, UserId};
 use crate::ledger::{self, Ledger};
 use crate::promises::{self, Finding, Flow, RedisView, Snapshot, Standing};
-use crate::reconcile::opening;
+use crate::reconcile::opening::{self, Opened};
 use crate::stock::script::{SaleCode, StockCode};
 use crate::stock::{self, Stock};
 
@@ -65,7 +65,11 @@ impl Operator {
     pub async fn change(&self, id: SaleId, change: SaleChange) -> Result<Sale, Error> {
         if change.state == Some(SaleState::Open) && self.find(id).await?.state == SaleState::Draft {
             self.catalogue.change(id, SaleChange { state: None, ..change }).await?;
-            opening::open(&self.ledger, &self.stock, id).await?;
+            if opening::open(&self.ledger, &self.stock, id).await? == Opened::LeftToTheAuditor {
+                return Err(Error::NotOnSale(
+                    "it has sold before, and sells again once an auditor has rebuilt it".to_owned(),
+                ));
+            }
         }
         let sale = self.catalogue.change(id, change).await?;
         if sale.generation > 0 && self.stock.set_sale(&sale).await? == SaleCode::Cold {

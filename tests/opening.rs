@@ -47,7 +47,7 @@ async fn six_openings_at_once_are_one() {
 
 /// Freezes as an opening does, and answers with what it goes on with.
 async fn freeze(running: &Running, sale: SaleId) -> (i64, seckill::stock::Home) {
-    let token = running.service.ledger.fence_token(&format!("sale:{sale}"), "crashed").await.expect("a token");
+    let token = running.service.ledger.fence_token(&format!("sale:{sale}"), "crashed", 0).await.expect("a token");
     match running.service.stock.freeze(sale, token).await.expect("an answer") {
         Frozen::Yes { home, .. } => (token, home),
         Frozen::Stale => panic!("nobody else was here"),

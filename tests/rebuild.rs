@@ -18,7 +18,8 @@ use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
 use seckill::fallback::Fallback;
 use seckill::lock::Lost;
-use seckill::reconcile::{Error, Figures, Job, opening};
+use seckill::reconcile::opening::{self, Opened};
+use seckill::reconcile::{Error, Figures, Job};
 use seckill::sandbox::{Moment, Options, Sandbox, Spot};
 use seckill::stock::keys;
 use support::service::{PATIENCE, Running, new_sale, prepared};
@@ -214,7 +215,11 @@ async fn a_draft_that_has_been_sold_already_is_not_opened_with_nothing_sold() {
     bench.meddle(&sale, "UPDATE stock SET generation = 0 WHERE sale_id = $1").await;
     bench.meddle(&sale, "UPDATE sales SET state = 'draft' WHERE id = $1").await;
     let service = &bench.running.service;
-    opening::open(&service.ledger, &service.stock, sale.id).await.expect("it opens");
+    // The ledger forgot its tokens, too.
+    bench.meddle(&sale, "DELETE FROM lock_fence WHERE resource = 'sale:' || $1").await;
+    let () = bench.redis().await.hset(keys::sale(sale.id), "fence", 4_000).await.expect("a hash");
+    let opened = opening::open(&service.ledger, &service.stock, sale.id).await.expect("it opens");
+    assert_eq!(opened, Opened::LeftToTheAuditor);
     assert_eq!(bench.row(&sale).await.generation, 1);
     assert_rebuilt(&bench, &sale, 2).await;
     assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Created, None)));
@@ -354,7 +359,9 @@ async fn an_order_that_falls_due_while_redis_is_cold_is_closed_and_its_unit_is_s
 /// Nobody empties the outbox, so the rebuild waits. An order of another sale falls due meanwhile.
 #[tokio::test]
 async fn a_rebuild_that_waits_does_not_keep_the_auditor_from_other_sales() {
-    let settings = hasty("waits_alone").await;
+    let mut settings = hasty("waits_alone").await;
+    // One sale at a time.
+    settings.postgres.max_connections = 2;
     let bench = Bench::start(&settings, Roles::OBSERVE).await;
     let (stuck, other) = (bench.open(2).await, bench.open(2).await);
     bench.buy(&stuck, "ann").await;

@@ -29,7 +29,8 @@ async fn a_healthy_sale_is_left_alone_and_nothing_is_locked() {
     let purchase = bench.buy(&sale, "ann").await;
     bench.record(&sale, &purchase).await;
     assert!(bench.audit(&sale).await.is_clean());
-    let fence = bench.running.service.ledger.fence_token(Name::sale(sale.id).as_str(), "test").await.expect("a token");
+    let fence =
+        bench.running.service.ledger.fence_token(Name::sale(sale.id).as_str(), "test", 0).await.expect("a token");
     assert_eq!(fence, 2, "only the opening has claimed it before");
 }
 
@@ -209,7 +210,7 @@ async fn a_job_that_was_overtaken_writes_nothing() {
     sqlx::query(late).execute(ledger.pool()).await.expect("an update");
     let guard = bench.lock.acquire(&Name::sale(sale.id), Options::default()).await.expect("the lock");
     let fence = guard.claim().await.expect("a claim");
-    ledger.fence_token(Name::sale(sale.id).as_str(), "a later holder").await.expect("a token");
+    ledger.fence_token(Name::sale(sale.id).as_str(), "a later holder", 0).await.expect("a token");
     let expired = ledger.expire(sale.id, 10, &fence).await;
     assert!(matches!(expired, Err(ledger::Error::Overtaken(_))), "{expired:?}");
     let moved = ledger.move_reserve(sale.id, "late", &fence).await;

@@ -64,7 +64,7 @@ const STOCK_AND_OPERATION: &str = "
 impl Ledger {
     pub async fn stock(&self, sale: SaleId) -> Result<Option<StockRow>, Error> {
         let query = sqlx::query_as("SELECT * FROM stock WHERE sale_id = $1");
-        Ok(query.bind(sale.get()).fetch_optional(&self.pool).await?)
+        self.in_time(async { Ok(query.bind(sale.get()).fetch_optional(&self.pool).await?) }).await
     }
 
     /// Adds units for Redis to sell, once per operation id, and says how the stock stands now.

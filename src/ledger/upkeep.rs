@@ -86,7 +86,7 @@ impl Ledger {
     /// Where these orders stand; those without a row are missing.
     pub async fn standings(&self, orders: &[OrderId]) -> Result<HashMap<OrderId, Standing>, Error> {
         let ids: Vec<_> = orders.iter().map(|order| order.uuid()).collect();
-        let rows = sqlx::query(STANDINGS).bind(ids).fetch_all(&self.pool).await?;
+        let rows = self.in_time(sqlx::query(STANDINGS).bind(ids).fetch_all(&self.pool)).await?;
         let standing = |row: &sqlx::postgres::PgRow| -> sqlx::Result<(OrderId, Standing)> {
             let reason: Option<String> = row.try_get("reason")?;
             let reason = reason.map(|text| text.parse()).transpose();
@@ -100,7 +100,7 @@ impl Ledger {
     /// Live orders of pool `redis` that were recorded at least `grace_ms` ago, with their buyers.
     pub async fn claimed(&self, sale: SaleId, grace_ms: u64) -> Result<HashMap<OrderId, UserId>, Error> {
         let query = sqlx::query(CLAIMED).bind(sale.get()).bind(i64::try_from(grace_ms).unwrap_or(i64::MAX));
-        let rows = query.fetch_all(&self.pool).await?;
+        let rows = self.in_time(query.fetch_all(&self.pool)).await?;
         let claimed = |row: &sqlx::postgres::PgRow| -> sqlx::Result<(OrderId, UserId)> {
             Ok((OrderId::from_uuid(row.try_get("id")?), word(row, "user_id")?))
         };
@@ -110,7 +110,7 @@ impl Ledger {
     /// How many orders of the sale are unpaid beyond their time, by PostgreSQL's clock. Counts no further than `most`.
     pub async fn overdue(&self, sale: SaleId, most: u32) -> Result<u64, Error> {
         let query = sqlx::query_scalar::<_, i64>(OVERDUE).bind(sale.get()).bind(i64::from(most));
-        Ok(query.fetch_one(&self.pool).await?.unsigned_abs())
+        Ok(self.in_time(query.fetch_one(&self.pool)).await?.unsigned_abs())
     }
 
     /// Closes at most `most` overdue orders as `expired` and puts their units back.

@@ -21,6 +21,8 @@ mod rounds;
 
 use std::time::{Duration, Instant};
 
+use tokio::sync::Semaphore;
+
 use crate::catalogue::Catalogue;
 use crate::config;
 use crate::domain::{Sale, SaleId};
@@ -33,6 +35,7 @@ use crate::stock::{self, Stock};
 pub use figures::{Figures, Job, Metrics};
 pub use inspection::{Inspection, Reason};
 use rebuild::Rebuilt;
+use rounds::Seat;
 
 /// Why a run did not end.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +68,8 @@ pub struct Auditor {
     stock: Stock,
     lock: Lock,
     publisher: Publisher,
+    /// For the sales that are worked on at a time: half of the connections to PostgreSQL, which others need, too.
+    seats: Semaphore,
     metrics: Metrics,
 }
 
@@ -95,12 +100,14 @@ impl Auditor {
             stock,
             lock,
             publisher,
+            seats: Semaphore::new((settings.postgres.max_connections / 2).max(1) as usize),
             metrics: Metrics::register(registry)?,
         })
     }
 
     /// Looks at one sale and does what is to be done. `deep`: compares claims and rows, too.
     pub async fn run_once(&self, sale: &Sale, deep: bool) -> Result<Figures, Error> {
+        let mut seat = Seat::take(&self.seats).await;
         let found = self.inspect(sale, deep).await?;
         if found.figures().is_clean() {
             return Ok(found.figures());
@@ -118,7 +125,7 @@ impl Auditor {
         };
         let outcome = match guard.claim().await {
             Ok(fence) => tokio::select! {
-                outcome = self.repair_what_is_left(sale, deep, found, &fence) => outcome,
+                outcome = self.repair_what_is_left(sale, deep, found, &fence, &mut seat) => outcome,
                 why = guard.lost() => Err(Error::Lost(why)),
             },
             Err(error) => Err(error.into()),
@@ -139,19 +146,26 @@ impl Auditor {
         deep: bool,
         found: Inspection,
         fence: &Fence,
+        seat: &mut Seat<'_>,
     ) -> Result<Figures, Error> {
         let found = if found.rebuild.is_some() { self.inspect(sale, deep).await? } else { found };
-        self.repair(sale, found, fence).await
+        self.repair(sale, found, fence, seat).await
     }
 
-    async fn repair(&self, sale: &Sale, found: Inspection, fence: &Fence) -> Result<Figures, Error> {
+    async fn repair(
+        &self,
+        sale: &Sale,
+        found: Inspection,
+        fence: &Fence,
+        seat: &mut Seat<'_>,
+    ) -> Result<Figures, Error> {
         let mut figures = found.figures();
         if found.overdue > 0 {
             figures.repaired(Job::Expire, self.expire(sale.id, fence).await?);
         }
         if let Some(reason) = found.rebuild {
             let start = Instant::now();
-            let Some(rebuilt) = self.rebuild(sale, fence).await? else {
+            let Some(rebuilt) = self.rebuild(sale, fence, seat).await? else {
                 figures.repaired(Job::CatchUp, 1);
                 return Ok(figures);
             };

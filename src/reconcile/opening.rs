@@ -35,44 +35,61 @@ const LOCK: &str = "SELECT 1 FROM sales WHERE id = $1 FOR UPDATE";
 
 const OPENED: &str = "UPDATE sales SET state = 'open', revision = revision + 1 WHERE id = $1";
 
+/// What an opening has led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// It sells, or will at its time; or it was no draft any more.
+    OnSale,
+    /// It was opened before and has sold, which the ledger had forgotten. It sells once an auditor has rebuilt it.
+    LeftToTheAuditor,
+}
+
 /// Puts a draft on sale. Does nothing to a sale that is no draft any more.
-pub async fn open(ledger: &Ledger, stock: &Stock, id: SaleId) -> Result<(), Error> {
+pub async fn open(ledger: &Ledger, stock: &Stock, id: SaleId) -> Result<Opened, Error> {
     let (ledger, stock) = (ledger.clone(), stock.clone());
     to_the_end(async move {
         let mut transaction = ledger.pool().begin().await?;
         sqlx::query(LOCK).bind(id.get()).execute(&mut *transaction).await?;
         let sale = catalogue::read(&mut transaction, id).await?.ok_or(Error::UnknownSale(id))?;
-        if sale.state == SaleState::Draft {
-            put_on_sale(&mut transaction, &ledger, &stock, sale).await?;
-            declare_open(&mut transaction, id).await?;
-            transaction.commit().await?;
+        if sale.state != SaleState::Draft {
+            return Ok(Opened::OnSale);
         }
-        Ok(())
+        let opened = put_on_sale(&mut transaction, &ledger, &stock, sale).await?;
+        declare_open(&mut transaction, id).await?;
+        transaction.commit().await?;
+        Ok(opened)
     })
     .await
 }
 
 /// Freeze, raise the generation, warm. What has sold before is not warmed with nothing sold.
-async fn put_on_sale(transaction: &mut PgConnection, ledger: &Ledger, stock: &Stock, draft: Sale) -> Result<(), Error> {
+async fn put_on_sale(
+    transaction: &mut PgConnection,
+    ledger: &Ledger,
+    stock: &Stock,
+    draft: Sale,
+) -> Result<Opened, Error> {
     let id = draft.id;
+    let seen = stock.fence(id).await?;
     // Not in the transaction: a token must never be given out twice, whatever becomes of its first holder.
-    let token = ledger.fence_token(&format!("sale:{id}"), "opening").await?;
+    let token = ledger.fence_token(&format!("sale:{id}"), "opening", seen).await?;
     let Frozen::Yes { home, generation } = stock.freeze(id, token).await? else {
         return Err(Error::Overtaken);
     };
-    if has_sold(stock, id).await? {
-        // At the generation of Redis, the ledger takes the orders that are on their way. The auditor does the rest.
-        ledger::raise_generation(transaction, id, generation - 1).await?;
+    let sold = has_sold(stock, id).await?;
+    // Where Redis has sold: to the very generation of Redis, so that the ledger takes the orders that are on their way.
+    let above = if sold { generation - 1 } else { generation };
+    let raised = ledger::raise_generation(transaction, id, above).await?;
+    if sold || !raised.claims.is_empty() {
         tracing::warn!(sale = %id, generation, "a draft has been sold already and is left to the auditor: was the ledger restored?");
-        return Ok(());
+        return Ok(Opened::LeftToTheAuditor);
     }
-    let raised = ledger::raise_generation(transaction, id, generation).await?;
     let on_sale = OnSale { generation: raised.generation, total: raised.total, remaining: raised.available };
     let open = Sale { state: SaleState::Open, ..draft };
     match stock.warm(&open, token, &home, &on_sale, WarmPart::FRESH).await? {
         WarmCode::Warmed => {
             tracing::info!(sale = %id, generation = on_sale.generation, units = on_sale.remaining, "on sale");
-            Ok(())
+            Ok(Opened::OnSale)
         }
         WarmCode::Refused => Err(Error::Overtaken),
     }

@@ -9,8 +9,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
-
+use super::rounds::Seat;
 use super::{Auditor, Error, heartbeat};
 use crate::consumer;
 use crate::domain::{OrderId, Sale, SaleId, UserId};
@@ -70,6 +69,21 @@ impl fmt::Display for Steps {
     }
 }
 
+/// A rebuild under way.
+struct Progress<'a, 'b> {
+    sale: SaleId,
+    steps: Steps,
+    seat: &'a mut Seat<'b>,
+}
+
+impl Progress<'_, '_> {
+    /// Leaves the others to work meanwhile.
+    async fn wait_for(&mut self, who: &str, pause: Duration) {
+        let pause = self.steps.wait_for(self.sale, who, pause);
+        self.seat.leave_for(pause).await;
+    }
+}
+
 /// What became of a rebuild.
 pub(super) struct Rebuilt {
     pub generation: i64,
@@ -85,55 +99,60 @@ impl Auditor {
     ///
     /// `None`: the ledger had to catch up first, and another look rebuilds the sale, which is frozen. The orders of one
     /// sale wait in Kafka in front of those of another, so all ledgers catch up before any rebuild waits for Kafka.
-    pub(super) async fn rebuild(&self, sale: &Sale, fence: &Fence) -> Result<Option<Rebuilt>, Error> {
-        let mut steps = Steps::begin();
+    pub(super) async fn rebuild(
+        &self,
+        sale: &Sale,
+        fence: &Fence,
+        seat: &mut Seat<'_>,
+    ) -> Result<Option<Rebuilt>, Error> {
+        let mut progress = Progress { sale: sale.id, steps: Steps::begin(), seat };
         let Frozen::Yes { home, generation } = self.stock.freeze(sale.id, fence.token()).await? else {
             return Err(Error::Overtaken);
         };
-        steps.done("frozen");
+        progress.steps.done("frozen");
         if self.ledger.catch_up(sale.id, generation, fence).await? {
             tracing::warn!(sale = %sale.id, generation, "the ledger was older than Redis and goes on from there: was it restored?");
             return Ok(None);
         }
-        self.until_relays_have_flushed(sale.id, &home, &mut steps).await?;
-        steps.done("relays flushed");
+        self.until_relays_have_flushed(&home, &mut progress).await?;
+        progress.steps.done("relays flushed");
         let held = loop {
-            self.until_the_outbox_is_empty(sale.id, &mut steps).await?;
-            steps.done("outbox empty");
-            self.until_the_ledger_has_caught_up(sale.id, &mut steps).await?;
-            steps.done("ledger caught up");
+            self.until_the_outbox_is_empty(&mut progress).await?;
+            progress.steps.done("outbox empty");
+            self.until_the_ledger_has_caught_up(&mut progress).await?;
+            progress.steps.done("ledger caught up");
             let (held, missing) = self.republish_what_has_no_row(sale.id).await?;
-            steps.done("rows compared");
+            progress.steps.done("rows compared");
             if missing == 0 {
                 break held;
             }
         };
         let warm = self.ledger.open_generation(sale.id, generation, Some(fence)).await?;
-        steps.done("generation raised");
+        progress.steps.done("generation raised");
         self.warm(fence, &home, &warm).await?;
-        steps.done("warmed");
+        progress.steps.done("warmed");
         let forgotten = warm.claims.iter().filter(|claim| !held.contains(&claim.order)).count();
-        Ok(Some(Rebuilt { generation: warm.generation, live: warm.claims.len(), forgotten, steps }))
+        Ok(Some(Rebuilt { generation: warm.generation, live: warm.claims.len(), forgotten, steps: progress.steps }))
     }
 
     /// Orders that only a relay's memory holds are in Kafka afterwards.
-    async fn until_relays_have_flushed(&self, sale: SaleId, home: &Home, steps: &mut Steps) -> Result<(), Error> {
+    async fn until_relays_have_flushed(&self, home: &Home, progress: &mut Progress<'_, '_>) -> Result<(), Error> {
         let stale = Duration::from_millis(self.settings.relay_stale_ms);
         while heartbeat::unflushed(self.ledger.pool(), home.as_str(), stale).await? > 0 {
-            sleep(steps.wait_for(sale, "a relay that has yet to publish what it holds", LOOK_EVERY)).await;
+            progress.wait_for("a relay that has yet to publish what it holds", LOOK_EVERY).await;
         }
         Ok(())
     }
 
-    async fn until_the_outbox_is_empty(&self, sale: SaleId, steps: &mut Steps) -> Result<(), Error> {
-        while self.stock.outbox_length(sale).await? > 0 {
-            sleep(steps.wait_for(sale, "a relay to empty the outbox", LOOK_EVERY)).await;
+    async fn until_the_outbox_is_empty(&self, progress: &mut Progress<'_, '_>) -> Result<(), Error> {
+        while self.stock.outbox_length(progress.sale).await? > 0 {
+            progress.wait_for("a relay to empty the outbox", LOOK_EVERY).await;
         }
         Ok(())
     }
 
     /// Every message that is in Kafka now has its row afterwards. Not "lag zero": other sales never pause.
-    async fn until_the_ledger_has_caught_up(&self, sale: SaleId, steps: &mut Steps) -> Result<(), Error> {
+    async fn until_the_ledger_has_caught_up(&self, progress: &mut Progress<'_, '_>) -> Result<(), Error> {
         let mut then = None;
         loop {
             let kafka = self.kafka.clone();
@@ -144,7 +163,7 @@ impl Auditor {
                 return Ok(());
             }
             then = Some(marks);
-            sleep(steps.wait_for(sale, "a consumer to write what is in Kafka", ASK_KAFKA_EVERY)).await;
+            progress.wait_for("a consumer to write what is in Kafka", ASK_KAFKA_EVERY).await;
         }
     }
 

@@ -8,16 +8,15 @@ use std::panic;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{Auditor, Error};
 use crate::domain::{SaleId, SaleState};
 use crate::outbox::Backoff;
 
-/// Sales that are worked on at a time. More of them would only queue for the connections to PostgreSQL.
-const AT_ONCE: usize = 16;
 /// The first pause after a run that failed; each one after it is twice as long, up to the usual one.
 const SOON: Duration = Duration::from_millis(50);
 
@@ -40,11 +39,6 @@ impl Auditor {
                 if sale.state == SaleState::Draft || rounds.busy.contains(&sale.id) {
                     continue;
                 }
-                while looks.len() >= AT_ONCE
-                    && let Some(ended) = looks.join_next().await
-                {
-                    rounds.end(ended);
-                }
                 let (auditor, deep) = (Arc::clone(&self), rounds.begin(sale.id));
                 looks.spawn(async move { (sale.id, auditor.run_once(&sale, deep).await.map(drop)) });
             }
@@ -63,6 +57,25 @@ impl Auditor {
                 }
             }
         }
+    }
+}
+
+/// A place among the sales that are worked on at a time. Who waits for others gives it back meanwhile.
+pub(super) struct Seat<'a> {
+    all: &'a Semaphore,
+    mine: Option<SemaphorePermit<'a>>,
+}
+
+impl<'a> Seat<'a> {
+    pub(super) async fn take(all: &'a Semaphore) -> Self {
+        // Nobody closes it.
+        Self { all, mine: all.acquire().await.ok() }
+    }
+
+    pub(super) async fn leave_for(&mut self, pause: Duration) {
+        self.mine = None;
+        sleep(pause).await;
+        self.mine = self.all.acquire().await.ok();
     }
 }
 

@@ -1,5 +1,6 @@
 //! The writes that are not purchases: freeze, warm, state, added stock, release. All are safe to repeat.
 
+use redis::AsyncCommands;
 use time::OffsetDateTime;
 
 use super::script::{FREEZE, FreezeCode, RELEASE, ReleaseCode, SALE, STOCK, SaleCode, StockCode, WARM, WarmCode};
@@ -64,6 +65,12 @@ impl Stock {
             Some(FreezeCode::Stale) => Ok(Frozen::Stale),
             None => Err(Error::Reply(format!("freeze: {code}"))),
         }
+    }
+
+    /// The greatest fencing token that has frozen the sale here; 0 if none has.
+    pub async fn fence(&self, sale: SaleId) -> Result<i64, Error> {
+        let stored: Option<i64> = self.redis.clone().hget(keys::sale(sale), "fence").await?;
+        Ok(stored.unwrap_or(0))
     }
 
     /// Writes one part. [`WarmCode::Refused`]: start again from `freeze`.

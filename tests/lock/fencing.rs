@@ -70,7 +70,7 @@ async fn a_claim_waits_for_the_guarded_transactions_before_it() {
 async fn a_token_claimed_without_the_lock_is_the_floor_of_the_next() {
     let world = World::new("without_lock").await;
     let guard = world.acquire(waiting(LONG)).await;
-    assert_eq!(world.ledger.fence_token(world.name.as_str(), "opening").await.unwrap(), 1);
+    assert_eq!(world.ledger.fence_token(world.name.as_str(), "opening", 0).await.unwrap(), 1);
     assert!(matches!(guard.claim().await, Err(fence::Error::Overtaken { token: 1, .. })));
     assert_eq!(world.counted("fence_rejected", ""), 1);
     assert_eq!(guard.release().await, Released::Released);
