@@ -6,6 +6,7 @@ use seckill::sandbox::{Options, RedisOptions, Sandbox, shared};
 use seckill::stock::keys::{self, RELAY_GROUP};
 
 use crate::flow::{pending, redis, sale, settings};
+use crate::{make_group, read_as};
 
 /// Runs every branch of the script and answers what it said.
 async fn acknowledge(redis: &mut MultiplexedConnection, pairs: &[(&str, &str)]) -> (u64, u64, u64, u64) {
@@ -25,10 +26,8 @@ async fn every_branch_of_the_script(redis: &mut MultiplexedConnection) {
         redis::cmd("XADD").arg(&key).arg(id).arg(field).arg("mine").query_async::<()>(redis).await.unwrap();
     }
     assert_eq!(acknowledge(redis, &[("9-0", "mine")]).await, (0, 1, 0, 4), "no group");
-    redis::cmd("XGROUP").arg("CREATE").arg(&key).arg(RELAY_GROUP).arg("0").query_async::<()>(redis).await.unwrap();
-    let mut read = redis::cmd("XREADGROUP");
-    read.arg("GROUP").arg(RELAY_GROUP).arg("me").arg("STREAMS").arg(&key).arg(">");
-    read.query_async::<redis::Value>(redis).await.unwrap();
+    make_group(redis, sale(1)).await;
+    read_as("me", redis, sale(1)).await;
     redis::cmd("XDEL").arg(&key).arg("4-0").query_async::<()>(redis).await.unwrap();
     assert_eq!(pending(redis, sale(1)).await, 4);
 
@@ -46,9 +45,7 @@ async fn every_branch_of_the_script(redis: &mut MultiplexedConnection) {
     for id in ["5-1", "5-2", "6-0", sequence] {
         redis::cmd("XADD").arg(&key).arg(id).arg("order").arg(id).query_async::<()>(redis).await.unwrap();
     }
-    let mut read = redis::cmd("XREADGROUP");
-    read.arg("GROUP").arg(RELAY_GROUP).arg("me").arg("STREAMS").arg(&key).arg(">");
-    read.query_async::<redis::Value>(redis).await.unwrap();
+    read_as("me", redis, sale(1)).await;
     assert_eq!(acknowledge(redis, &[("5-1", "5-1"), ("5-2", "another")]).await, (1, 0, 1, 3), "not all mine");
     assert_eq!(acknowledge(redis, &[("6-0", "6-0")]).await, (1, 0, 0, 2), "not the head");
     assert_eq!(acknowledge(redis, &[("5-2", "5-2")]).await, (1, 0, 0, 1), "the head");
@@ -59,7 +56,7 @@ async fn every_branch_of_the_script(redis: &mut MultiplexedConnection) {
     for id in &many {
         redis::cmd("XADD").arg(&key).arg(id).arg("order").arg("mine").query_async::<()>(redis).await.unwrap();
     }
-    read.query_async::<redis::Value>(redis).await.unwrap();
+    read_as("me", redis, sale(1)).await;
     let pairs: Vec<_> = many.iter().map(|id| (id.as_str(), "mine")).collect();
     assert_eq!(acknowledge(redis, &pairs[..2400]).await, (2400, 0, 0, 100));
     assert_eq!(pending(redis, sale(1)).await, 100);

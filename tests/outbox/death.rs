@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::flow::{SOON, append, copies, length, orders, pending, redis, sale, settings};
 use crate::support::wait_until;
-use crate::{NOWHERE, drain, ids, relay, without_scripts, worker};
+use crate::{cut_off, drain, ids, make_group, read_as, relay, until_read, without_scripts, worker};
 
 /// Known failure: the process dies between the send and the deletion.
 #[tokio::test]
@@ -57,16 +57,9 @@ async fn entries_pending_at_a_dead_relay_are_claimed_and_delivered_by_another() 
     let mut redis = redis(&settings).await;
     let all = orders(sale(1), 0..50);
     append(&mut redis, &all).await;
-    let mut cut_off = settings.clone();
-    cut_off.kafka.brokers = NOWHERE.to_owned();
-    let dying = worker(&cut_off, sale(1), "dying");
+    let dying = worker(&cut_off(&settings), sale(1), "dying");
     let task = tokio::spawn(async move { dying.run(&CancellationToken::new()).await });
-    let probe = redis.clone();
-    wait_until("the entries are read", SOON, || {
-        let mut redis = probe.clone();
-        async move { pending(&mut redis, sale(1)).await == 50 }
-    })
-    .await;
+    until_read(&redis, sale(1), 50).await;
     task.abort();
     let _ = task.await;
 
@@ -81,17 +74,11 @@ async fn a_relay_that_waits_for_kafka_keeps_its_entries_from_others() {
     let settings = settings(shared().await.unwrap(), "relay_keeps").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..5)).await;
-    let mut cut_off = settings.clone();
-    cut_off.kafka.brokers = NOWHERE.to_owned();
+    let mut cut_off = cut_off(&settings);
     cut_off.kafka.delivery_timeout_ms = 60_000;
     let waiting = worker(&cut_off, sale(1), "waiting");
     let task = tokio::spawn(async move { waiting.run(&CancellationToken::new()).await });
-    let probe = redis.clone();
-    wait_until("the entries are read", SOON, || {
-        let mut redis = probe.clone();
-        async move { pending(&mut redis, sale(1)).await == 5 }
-    })
-    .await;
+    until_read(&redis, sale(1), 5).await;
     let mut other = worker(&settings, sale(1), "other");
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(4 * settings.outbox.claim_after_ms) {
@@ -110,10 +97,8 @@ async fn an_entry_acknowledged_and_never_deleted_heals() {
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..3)).await;
     let key = keys::outbox(sale(1));
-    redis::cmd("XGROUP").arg("CREATE").arg(&key).arg(RELAY_GROUP).arg("0").query_async::<()>(&mut redis).await.unwrap();
-    let mut read = redis::cmd("XREADGROUP");
-    read.arg("GROUP").arg(RELAY_GROUP).arg("dead").arg("STREAMS").arg(&key).arg(">");
-    read.query_async::<redis::Value>(&mut redis).await.unwrap();
+    make_group(&mut redis, sale(1)).await;
+    read_as("dead", &mut redis, sale(1)).await;
     let entries: Vec<(String, Vec<String>)> =
         redis::cmd("XRANGE").arg(&key).arg("-").arg("+").query_async(&mut redis).await.unwrap();
     for (id, _) in &entries {
@@ -130,10 +115,8 @@ async fn a_pending_entry_whose_body_is_gone_stops_being_pending() {
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..3)).await;
     let key = keys::outbox(sale(1));
-    redis::cmd("XGROUP").arg("CREATE").arg(&key).arg(RELAY_GROUP).arg("0").query_async::<()>(&mut redis).await.unwrap();
-    let mut read = redis::cmd("XREADGROUP");
-    read.arg("GROUP").arg(RELAY_GROUP).arg("me").arg("STREAMS").arg(&key).arg(">");
-    read.query_async::<redis::Value>(&mut redis).await.unwrap();
+    make_group(&mut redis, sale(1)).await;
+    read_as("me", &mut redis, sale(1)).await;
     redis::cmd("XTRIM").arg(&key).arg("MAXLEN").arg(1).query_async::<()>(&mut redis).await.unwrap();
     assert_eq!(pending(&mut redis, sale(1)).await, 3);
     drain(&mut worker(&settings, sale(1), "me"), &mut redis, sale(1)).await;
@@ -155,10 +138,9 @@ async fn a_relay_that_stops_takes_its_name_with_it_unless_it_leaves_entries() {
     for _ in 0..2 {
         let stop = CancellationToken::new();
         let running = tokio::spawn(relay(&settings, &[sale(1)]).run(stop.clone()));
-        let probe = redis.clone();
-        wait_until("the relay has joined the group, and the outbox is empty", SOON, || {
-            let mut redis = probe.clone();
-            async move { length(&mut redis, sale(1)).await == 0 && names(&mut redis, sale(1)).await == 1 }
+        wait_until("the relay has joined the group, and the outbox is empty", SOON, async || {
+            let mut redis = redis.clone();
+            length(&mut redis, sale(1)).await == 0 && names(&mut redis, sale(1)).await == 1
         })
         .await;
         stop.cancel();
@@ -167,17 +149,11 @@ async fn a_relay_that_stops_takes_its_name_with_it_unless_it_leaves_entries() {
     }
 
     append(&mut redis, &orders(sale(1), 5..10)).await;
-    let mut cut_off = settings.clone();
-    cut_off.kafka.brokers = NOWHERE.to_owned();
+    let mut cut_off = cut_off(&settings);
     cut_off.kafka.delivery_timeout_ms = 1000;
     let stop = CancellationToken::new();
     let running = tokio::spawn(relay(&cut_off, &[sale(1)]).run(stop.clone()));
-    let probe = redis.clone();
-    wait_until("the entries are read", SOON, || {
-        let mut redis = probe.clone();
-        async move { pending(&mut redis, sale(1)).await == 5 }
-    })
-    .await;
+    until_read(&redis, sale(1), 5).await;
     stop.cancel();
     assert_eq!(running.await.unwrap(), 5);
     assert_eq!(

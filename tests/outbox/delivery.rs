@@ -9,9 +9,8 @@ use seckill::sandbox::shared;
 use seckill::stock::keys;
 use tokio_util::sync::CancellationToken;
 
-use crate::flow::{SOON, append, copies, length, order, orders, pending, redis, sale, settings, stored};
-use crate::support::wait_until;
-use crate::{drain, ids, worker};
+use crate::flow::{append, copies, order, orders, pending, redis, sale, settings, stored};
+use crate::{drain, ids, until_empty, worker};
 
 #[tokio::test]
 async fn what_was_accepted_before_the_first_relay_ran_is_published_and_removed() {
@@ -88,12 +87,7 @@ async fn a_relay_finds_sales_that_open_later_and_leaves_those_that_are_over() {
     let running = tokio::spawn(relay.run(stop.clone()));
     append(&mut redis, &orders(sale(2), 0..10)).await;
     *sales.lock().unwrap() = vec![sale(2)];
-    let probe = redis.clone();
-    wait_until("the later sale is relayed", SOON, || {
-        let mut redis = probe.clone();
-        async move { length(&mut redis, sale(2)).await == 0 }
-    })
-    .await;
+    until_empty(&redis, sale(2)).await;
     stop.cancel();
     assert_eq!(running.await.unwrap(), 0);
 }

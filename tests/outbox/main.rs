@@ -11,6 +11,7 @@ use redis::aio::MultiplexedConnection;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
 use seckill::outbox::{Homes, Metrics, Publisher, Relay, Worker};
+use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 
 mod ack;
@@ -27,10 +28,15 @@ mod outage;
 #[path = "../support/mod.rs"]
 mod support;
 
-use flow::{SOON, length, redis};
+use flow::{SOON, length, pending, redis};
+use support::wait_until;
 
-/// Nobody listens there.
-const NOWHERE: &str = "127.0.0.1:1";
+/// Settings of a relay that has lost its way to Kafka: nobody listens there.
+fn cut_off(settings: &Settings) -> Settings {
+    let mut settings = settings.clone();
+    "127.0.0.1:1".clone_into(&mut settings.kafka.brokers);
+    settings
+}
 
 fn worker(settings: &Settings, sale: SaleId, name: &str) -> Worker {
     let publisher = Publisher::new(&settings.kafka).unwrap();
@@ -50,6 +56,29 @@ async fn drain(worker: &mut Worker, redis: &mut MultiplexedConnection, sale: Sal
         assert!(start.elapsed() < SOON, "the outbox does not get empty");
         worker.run_once().await.unwrap();
     }
+}
+
+/// Waits until somebody else has emptied the outbox.
+async fn until_empty(redis: &MultiplexedConnection, sale: SaleId) {
+    wait_until("the outbox is empty", SOON, async || length(&mut redis.clone(), sale).await == 0).await;
+}
+
+/// Waits until relays hold so many entries.
+async fn until_read(redis: &MultiplexedConnection, sale: SaleId, entries: u64) {
+    wait_until("the entries are read", SOON, async || pending(&mut redis.clone(), sale).await == entries).await;
+}
+
+async fn make_group(redis: &mut MultiplexedConnection, sale: SaleId) {
+    let mut make = redis::cmd("XGROUP");
+    make.arg("CREATE").arg(keys::outbox(sale)).arg(RELAY_GROUP).arg("0");
+    make.query_async::<()>(redis).await.unwrap();
+}
+
+/// Reads all that is new in the name of a relay, and leaves it at that.
+async fn read_as(relay: &str, redis: &mut MultiplexedConnection, sale: SaleId) {
+    let mut read = redis::cmd("XREADGROUP");
+    read.arg("GROUP").arg(RELAY_GROUP).arg(relay).arg("STREAMS").arg(keys::outbox(sale)).arg(">");
+    read.query_async::<redis::Value>(redis).await.unwrap();
 }
 
 fn ids(orders: &[OrderMessage]) -> BTreeSet<OrderId> {

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::flow::{SOON, append, copies, length, order, orders, pending, redis, sale, settings, standing};
 use crate::support::wait_until;
-use crate::{NOWHERE, ids, relay, without_scripts, worker};
+use crate::{cut_off, ids, relay, until_empty, without_scripts, worker};
 
 #[tokio::test]
 async fn an_outbox_with_orders_in_it_does_not_expire_while_kafka_is_away() {
@@ -46,12 +46,8 @@ async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
     wait_until("the outage lasts", SOON, || async { start.elapsed() > Duration::from_secs(4) }).await;
     assert!(length(&mut redis, sale(2)).await == 1000);
     own.kafka().restart().await.unwrap();
-    let probe = redis.clone();
-    wait_until("everything is delivered", SOON, || {
-        let mut redis = probe.clone();
-        async move { length(&mut redis, sale(1)).await + length(&mut redis, sale(2)).await == 0 }
-    })
-    .await;
+    until_empty(&redis, sale(1)).await;
+    until_empty(&redis, sale(2)).await;
     stop.cancel();
     assert_eq!(running.await.unwrap(), 0);
     let expected: BTreeSet<_> =
@@ -62,20 +58,14 @@ async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
 /// Known failure: a stop with the broker down and letters unflushed.
 #[tokio::test]
 async fn a_stop_without_kafka_ends_in_time_and_leaves_every_entry_in_the_stream() {
-    let mut settings = settings(shared().await.unwrap(), "relay_stop_no_kafka").await;
-    settings.kafka.brokers = NOWHERE.to_owned();
+    let mut settings = cut_off(&settings(shared().await.unwrap(), "relay_stop_no_kafka").await);
     settings.kafka.delivery_timeout_ms = 1000;
     let mut redis = redis(&settings).await;
     let all = orders(sale(1), 0..5000);
     append(&mut redis, &all).await;
     let stop = CancellationToken::new();
     let running = tokio::spawn(relay(&settings, &[sale(1)]).run(stop.clone()));
-    let probe = redis.clone();
-    wait_until("entries are read", SOON, || {
-        let mut redis = probe.clone();
-        async move { pending(&mut redis, sale(1)).await > 0 }
-    })
-    .await;
+    wait_until("entries are read", SOON, async || pending(&mut redis.clone(), sale(1)).await > 0).await;
     stop.cancel();
     let left = tokio::time::timeout(Duration::from_secs(10), running).await.expect("the stop is bounded").unwrap();
     assert!(left > 0);
@@ -111,8 +101,7 @@ async fn a_stop_under_load_leaves_every_entry_either_delivered_or_in_the_stream(
 /// Known failure: a full producer queue blocks an async worker.
 #[tokio::test(flavor = "current_thread")]
 async fn a_full_producer_queue_does_not_stall_the_runtime() {
-    let mut settings = settings(shared().await.unwrap(), "relay_full_queue").await;
-    settings.kafka.brokers = NOWHERE.to_owned();
+    let mut settings = cut_off(&settings(shared().await.unwrap(), "relay_full_queue").await);
     settings.kafka.delivery_timeout_ms = 2000;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..500)).await;
@@ -172,12 +161,7 @@ async fn the_outbox_of_a_sale_that_is_over_is_emptied_before_its_relay_leaves_it
     let start = Instant::now();
     wait_until("the relay looks around", SOON, || async { start.elapsed() > Duration::from_secs(2) }).await;
     own.kafka().restart().await.unwrap();
-    let probe = redis.clone();
-    wait_until("everything is delivered", SOON, || {
-        let mut redis = probe.clone();
-        async move { length(&mut redis, sale(1)).await == 0 }
-    })
-    .await;
+    until_empty(&redis, sale(1)).await;
     stop.cancel();
     assert_eq!(running.await.unwrap(), 0);
     assert_eq!(copies(&settings).await.len(), 10);
