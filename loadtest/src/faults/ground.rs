@@ -77,6 +77,11 @@ impl Ground {
         &self.stage.sandbox
     }
 
+    /// Which life of its Redis state the ledger has given to a sale.
+    pub async fn generation(&self, sale: SaleId) -> anyhow::Result<i64> {
+        Ok(self.ledger.stock(sale).await?.context("the ledger forgot the sale")?.generation)
+    }
+
     /// A connection to Redis that nothing cuts.
     pub async fn redis(&self) -> anyhow::Result<MultiplexedConnection> {
         let client = redis::Client::open(self.stage.settings.redis.url.expose_secret())?;

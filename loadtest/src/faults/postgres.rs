@@ -1,5 +1,4 @@
-//! A PostgreSQL that is away, hangs, is slow, cuts its connections, refuses what it need not, or
-//! comes back older.
+//! A PostgreSQL that is away, hangs, is slow, cuts its connections, refuses what it need not, or comes back older.
 
 use std::fs;
 use std::process::Command;
@@ -164,7 +163,7 @@ async fn everybody_writes(ground: &Ground, round: &Round) -> anyhow::Result<usiz
 async fn restored(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     let data = ground.sandbox().postgres().data()?.to_owned();
     let (older, newer) = (data.with_extension("as-it-was"), data.with_extension("to-be-lost"));
-    let in_the_copy = generation(ground, round).await?;
+    let in_the_copy = ground.generation(round.sale).await?;
     ground.sandbox().postgres().stop().await?;
     // With its owner, which is not always the one who copies.
     let copied = Command::new("cp").arg("-a").args([&data, &older]).status()?;
@@ -172,7 +171,7 @@ async fn restored(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures>
     ground.sandbox().postgres().restart().await?;
     crash_and_return(ground, round).await?;
     round.until_sold(50).await?;
-    let (had, before) = (rows(ground, round).await?, generation(ground, round).await?);
+    let (had, before) = (rows(ground, round).await?, ground.generation(round.sale).await?);
     ground.sandbox().postgres().stop().await?;
     fs::rename(&data, &newer)?;
     fs::rename(&older, &data)?;
@@ -180,17 +179,13 @@ async fn restored(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures>
     let since = Instant::now();
     let left = rows(ground, round).await?;
     ensure!(in_the_copy < before && left < had, "the copy is no older: {left} of {had} rows");
-    until("the sale is rebuilt", async || generation(ground, round).await.is_ok_and(|now| now > before)).await?;
+    until("the sale is rebuilt", async || ground.generation(round.sale).await.is_ok_and(|now| now > before)).await?;
     round.until_sold(5).await?;
     fs::remove_dir_all(&newer)?;
     Ok(Figures::from_iter([
         ("rows_gone".to_owned(), (had - left).into()),
         ("selling_again_ms".to_owned(), ms(since.elapsed())),
     ]))
-}
-
-async fn generation(ground: &Ground, round: &Round) -> anyhow::Result<i64> {
-    Ok(ground.ledger.stock(round.sale).await?.context("the ledger forgot the sale")?.generation)
 }
 
 async fn rows(ground: &Ground, round: &Round) -> anyhow::Result<usize> {

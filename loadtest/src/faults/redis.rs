@@ -62,7 +62,7 @@ pub const FAULTS: &[Fault] = &[
 
 /// Kills Redis, starts it on what it has, and measures until somebody buys again.
 pub async fn crash_and_return(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let before = generation(ground, round.sale).await?;
+    let before = ground.generation(round.sale).await?;
     ground.sandbox().redis().kill()?;
     come_back(ground, round, before).await
 }
@@ -76,14 +76,10 @@ async fn come_back(ground: &Ground, round: &Round, before: i64) -> anyhow::Resul
     Ok(figures)
 }
 
-async fn generation(ground: &Ground, sale: SaleId) -> anyhow::Result<i64> {
-    Ok(ground.ledger.stock(sale).await?.context("the ledger forgot the sale")?.generation)
-}
-
 /// Waits until the sale sells in a new generation. An answer from before the loss may still come after it, so that
 /// answers alone do not tell.
 async fn until_rebuilt(ground: &Ground, round: &Round, before: i64, since: Instant) -> anyhow::Result<Figures> {
-    until("the sale is rebuilt", async || generation(ground, round.sale).await.is_ok_and(|now| now > before)).await?;
+    until("the sale is rebuilt", async || ground.generation(round.sale).await.is_ok_and(|now| now > before)).await?;
     round.until_sold(5).await?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(since.elapsed()))]))
 }
@@ -133,7 +129,7 @@ impl Lost {
 /// Makes Redis forget everything, and keeps the outbox of the sale as it was at that instant.
 pub async fn forget(ground: &Ground, sale: SaleId) -> anyhow::Result<Lost> {
     let mut redis = ground.redis().await?;
-    let generation = generation(ground, sale).await?;
+    let generation = ground.generation(sale).await?;
     let mut both = redis::pipe();
     both.atomic().xrange_all(keys::outbox(sale)).cmd("FLUSHALL").arg("SYNC").ignore();
     let (waiting,) = both.query_async(&mut redis).await?;
@@ -156,7 +152,7 @@ async fn stale_replica(ground: &mut Ground, round: &Round) -> anyhow::Result<Fig
     let older = ground.sandbox().folder().join("redis-as-it-was");
     copy(&file, &older)?;
     round.until_sold(100).await?;
-    let before = generation(ground, round.sale).await?;
+    let before = ground.generation(round.sale).await?;
     let mut redis = ground.redis().await?;
     // Nothing is accepted between the count and the end.
     redis::cmd("CLIENT").arg("PAUSE").arg(60_000).arg("WRITE").exec_async(&mut redis).await?;
@@ -176,7 +172,7 @@ async fn every_second(ground: &mut Ground, round: &Round) -> anyhow::Result<Figu
     redis::cmd("CONFIG").arg("SET").arg("appendfsync").arg("everysec").exec_async(&mut redis).await?;
     let file = newest(&ground.sandbox().folder().join("redis").join("appendonlydir"))?;
     let synced = fs::metadata(&file)?.len();
-    let before = (generation(ground, round.sale).await?, round.accepted());
+    let before = (ground.generation(round.sale).await?, round.accepted());
     sleep(UNSYNCED).await;
     let accepted = round.accepted() - before.1;
     // Nothing is accepted between the count and the end.

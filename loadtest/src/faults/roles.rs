@@ -95,13 +95,13 @@ async fn auditor_paused(ground: &mut Ground, round: &Round) -> anyhow::Result<Fi
     // Only the second one can have done it, and only after the lease of the first.
     round.until_sold(5).await?;
     let took = ms(begun.elapsed());
-    let before = ground.ledger.stock(round.sale).await?.map_or(0, |row| row.generation);
+    let before = ground.generation(round.sale).await?;
     held.let_go();
     ground.stage.part("reconcile")?.resume()?;
     round.until_sold(20).await?;
     // Time for the first one to write what it must not: it looks five times a second.
     sleep(Duration::from_secs(1)).await;
-    let after = ground.ledger.stock(round.sale).await?.map_or(0, |row| row.generation);
+    let after = ground.generation(round.sale).await?;
     ensure!(before == after, "the sale was rebuilt once more: the late request had an effect");
     ground.stage.leave("reconcile-2")?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), took)]))
@@ -110,10 +110,10 @@ async fn auditor_paused(ground: &mut Ground, round: &Round) -> anyhow::Result<Fi
 async fn three_auditors(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     ground.stage.join("reconcile-2", "reconcile")?;
     ground.stage.join("reconcile-3", "reconcile")?;
-    let before = ground.ledger.stock(round.sale).await?.map_or(0, |row| row.generation);
+    let before = ground.generation(round.sale).await?;
     let mut figures = crash_and_return(ground, round).await?;
     round.until_sold(50).await?;
-    let after = ground.ledger.stock(round.sale).await?.map_or(0, |row| row.generation);
+    let after = ground.generation(round.sale).await?;
     figures.insert("rebuilds".to_owned(), (after - before).into());
     ground.stage.leave("reconcile-2")?;
     ground.stage.leave("reconcile-3")?;
