@@ -1,15 +1,14 @@
 //! How far the ledger is behind Kafka.
 
 use std::collections::HashMap;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
-use tracing::debug;
 
 use crate::config;
+use crate::outbox::let_go;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -87,15 +86,13 @@ pub(super) fn is_waiting(kafka: &config::Kafka, partitions: &[i32]) -> anyhow::R
 }
 
 /// Asks over a client made for it: one that was there before its topic was deleted and made anew can be blind to the
-/// new one. Its end takes a tenth of a second, for which nobody who has his answer waits.
+/// new one.
 fn observe<T>(kafka: &config::Kafka, ask: impl FnOnce(&Observer) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let mut client = ClientConfig::new();
     client.set("bootstrap.servers", &kafka.brokers).set("group.id", &kafka.group).set("enable.auto.commit", "false");
     let observer = Observer { client: client.create().context("the Kafka settings")?, topic: kafka.topic.clone() };
     let answer = ask(&observer);
-    if let Err(error) = thread::Builder::new().name("observer-end".to_owned()).spawn(move || drop(observer)) {
-        debug!(%error, "no thread to wait on, so this one has waited");
-    }
+    let_go(observer);
     answer
 }
 

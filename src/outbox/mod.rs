@@ -28,6 +28,7 @@ use uuid::Uuid;
 pub(crate) use self::backoff::Backoff;
 pub use self::homes::Homes;
 pub use self::metrics::Metrics;
+pub(crate) use self::publisher::let_go;
 pub use self::publisher::{Letter, Parcel, Publisher};
 pub use self::stream::{Acknowledged, Receipt};
 pub use self::worker::Worker;

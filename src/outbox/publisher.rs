@@ -92,13 +92,14 @@ struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        retire(self.producer.load_full());
+        let_go(self.producer.load_full());
     }
 }
 
-/// Lets go of a producer. Its last owner waits for the producer's thread to end, which no thread of the runtime may.
-fn retire(producer: Arc<FutureProducer>) {
-    let waiting = thread::Builder::new().name("producer-end".to_owned()).spawn(move || drop(producer));
+/// Lets go of a Kafka client. Its last owner waits for the threads of the client to end, which takes a tenth of a second
+/// and more: time that no thread of the runtime, and nobody who has his answer, has to spend.
+pub(crate) fn let_go<T: Send + 'static>(client: T) {
+    let waiting = thread::Builder::new().name("client-end".to_owned()).spawn(move || drop(client));
     if let Err(error) = waiting {
         debug!(%error, "no thread to wait on, so this one has waited");
     }
@@ -224,7 +225,7 @@ impl Publisher {
     fn replace(&self, current: Arc<FutureProducer>, fresh: FutureProducer) {
         let fresh = Arc::new(fresh);
         let replaced = self.0.producer.compare_and_swap(&current, Arc::clone(&fresh));
-        retire(if Arc::ptr_eq(&replaced, &current) { current } else { fresh });
+        let_go(if Arc::ptr_eq(&replaced, &current) { current } else { fresh });
     }
 }
 
@@ -278,12 +279,9 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn a_producer_that_gave_up_for_good_is_replaced_and_its_letters_are_sent_again() {
-        let broker = MockCluster::new(1).expect("a broker in this process");
-        broker.create_topic("orders", 2, 1).expect("a topic");
-        let kafka = config::Kafka {
-            brokers: broker.bootstrap_servers(),
+    fn topic_at(brokers: String) -> config::Kafka {
+        config::Kafka {
+            brokers,
             topic: "orders".to_owned(),
             dead_letter_topic: "dead".to_owned(),
             group: "none".to_owned(),
@@ -291,8 +289,40 @@ mod tests {
             replication: 1,
             delivery_timeout_ms: 10_000,
             session_timeout_ms: 6000,
-        };
-        let publisher = Publisher::new(&kafka).expect("a producer");
+        }
+    }
+
+    fn broker() -> MockCluster<'static, rdkafka::producer::DefaultProducerContext> {
+        let broker = MockCluster::new(1).expect("a broker in this process");
+        broker.create_topic("orders", 2, 1).expect("a topic");
+        broker
+    }
+
+    /// Whether a publisher has another producer after such a failure.
+    async fn revives(publisher: &Publisher, failure: RDKafkaErrorCode) -> bool {
+        let before = publisher.0.producer.load_full();
+        publisher.revive("orders", &KafkaError::MessageProduction(failure)).await;
+        !Arc::ptr_eq(&before, &publisher.0.producer.load_full())
+    }
+
+    #[tokio::test]
+    async fn a_producer_whose_letters_run_out_of_time_is_replaced_where_another_one_sees_the_topic() {
+        let broker = broker();
+        let publisher = Publisher::new(&topic_at(broker.bootstrap_servers())).expect("a producer");
+        assert!(revives(&publisher, RDKafkaErrorCode::MessageTimedOut).await);
+        assert!(!revives(&publisher, RDKafkaErrorCode::MessageSizeTooLarge).await, "that is the letter's fault");
+    }
+
+    #[tokio::test]
+    async fn while_kafka_is_away_no_producer_takes_over_from_another() {
+        let publisher = Publisher::new(&topic_at("127.0.0.1:1".to_owned())).expect("a producer");
+        assert!(!revives(&publisher, RDKafkaErrorCode::MessageTimedOut).await);
+    }
+
+    #[tokio::test]
+    async fn a_producer_that_gave_up_for_good_is_replaced_and_its_letters_are_sent_again() {
+        let broker = broker();
+        let publisher = Publisher::new(&topic_at(broker.bootstrap_servers())).expect("a producer");
         let letter = |n: u8| {
             Parcel::new(Letter { topic: "orders".into(), key: vec![n], payload: vec![n], headers: Vec::new() }, n)
         };
