@@ -36,18 +36,16 @@ impl Reconcile {
         let sales: Vec<_> = all.iter().map(AsRef::as_ref).filter(chosen).collect();
         ensure!(self.sale.is_none() || !sales.is_empty(), "no such sale");
         out::line(format_args!("{:>6}  {:<10} {:>9} {:>9} {:>9}", "sale", "job", "checked", "found", "repaired"));
-        let mut again = Vec::new();
-        let (mut failed, mut left): (_, Vec<_>) =
-            (0, sales.into_iter().filter(|sale| sale.state != SaleState::Draft).collect());
+        let mut failed = 0;
+        let mut left: Vec<_> = sales.into_iter().filter(|sale| sale.state != SaleState::Draft).collect();
         // One that had to catch up with Redis is rebuilt when all have: their orders wait in Kafka one behind the other.
         while !left.is_empty() {
+            let mut again = Vec::new();
             for sale in left {
                 match self.audit(&auditor, sale).await {
                     Ok(figures) => {
                         print(sale.id, &figures);
-                        if figures.of(Job::CatchUp).repaired > 0 {
-                            again.push(sale);
-                        }
+                        again.extend((figures.of(Job::CatchUp).repaired > 0).then_some(sale));
                     }
                     Err(error) => {
                         failed += 1;
@@ -55,7 +53,7 @@ impl Reconcile {
                     }
                 }
             }
-            left = std::mem::take(&mut again);
+            left = again;
         }
         ensure!(failed == 0, "{failed} sales could not be looked at to the end");
         Ok(())

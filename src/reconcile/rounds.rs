@@ -134,3 +134,18 @@ impl Rounds {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_look_that_broke_down_breaks_the_auditor_down() {
+        let mut rounds = Rounds::new(SOON, SOON);
+        let mut looks: JoinSet<(SaleId, Result<(), Error>)> = JoinSet::new();
+        looks.spawn(async { panic!("a defect") });
+        let ended = looks.join_next().await.expect("it ended");
+        let told = panic::catch_unwind(panic::AssertUnwindSafe(|| rounds.end(ended)));
+        assert_eq!(told.expect_err("a panic").downcast_ref::<&str>(), Some(&"a defect"));
+    }
+}
