@@ -19,7 +19,7 @@ use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
 use seckill::fallback::Fallback;
 use seckill::lock::Lost;
 use seckill::reconcile::opening::{self, Opened};
-use seckill::reconcile::{Error, Figures, Job};
+use seckill::reconcile::{Auditor, Error, Figures, Job};
 use seckill::sandbox::{Moment, Options, Sandbox, Spot};
 use seckill::stock::keys;
 use support::service::{PATIENCE, Running, new_sale, prepared};
@@ -282,14 +282,22 @@ async fn a_node_that_has_not_heard_of_the_new_life_leaves_the_reserve_alone() {
     assert_eq!(bench.row(&sale).await.reserve, 1);
 }
 
+/// Servers of its own, a sale's bench, and one more auditor, whose way to them can be held up in the middle of a look.
+async fn beside_one_that_can_be_held() -> (Sandbox, Bench, Auditor) {
+    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
+    let mut settings = prepared(sandbox.settings("held").await.expect("settings")).await;
+    settings.reconcile.grace_ms = 0;
+    // For as long as others work meanwhile.
+    settings.redis.response_timeout_ms = 60_000;
+    let bench = Bench::start(&settings, Roles::OBSERVE).await;
+    let auditor = Bench::start(&sandbox.proxied(&settings), Roles::OBSERVE).await.auditor;
+    (sandbox, bench, auditor)
+}
+
 /// The two stores cannot be looked at in one instant. What happens in between is no fault, and stops no sale.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_rebuild() {
-    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-    let mut settings = prepared(sandbox.settings("looks").await.expect("settings")).await;
-    settings.reconcile.grace_ms = 0;
-    let bench = Bench::start(&settings, Roles::OBSERVE).await;
-    let auditor = Bench::start(&sandbox.proxied(&settings), Roles::OBSERVE).await.auditor;
+    let (sandbox, bench, auditor) = beside_one_that_can_be_held().await;
     let sale = bench.open(3).await;
     let claims = Spot::Command("HGETALL");
     let proxy = sandbox.redis().proxy().expect("a proxy");
@@ -322,12 +330,7 @@ async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_r
 /// Between the look and the lock somebody else may have done it, and a second time would only stop the selling.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sale_that_another_auditor_has_rebuilt_meanwhile_is_not_rebuilt_again() {
-    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-    let mut settings = prepared(sandbox.settings("meanwhile").await.expect("settings")).await;
-    // Its look is held for as long as the other one works.
-    settings.redis.response_timeout_ms = 60_000;
-    let bench = Bench::start(&settings, Roles::OBSERVE).await;
-    let late = Bench::start(&sandbox.proxied(&settings), Roles::OBSERVE).await.auditor;
+    let (sandbox, bench, late) = beside_one_that_can_be_held().await;
     let sale = bench.open(3).await;
     freeze(&bench, &sale).await;
     let look = Spot::Script(include_str!("../lua/purchase.lua"));

@@ -36,10 +36,11 @@ impl Auditor {
         let mut looks = JoinSet::new();
         loop {
             for sale in self.catalogue.all() {
-                if sale.state == SaleState::Draft || rounds.busy.contains(&sale.id) {
+                if sale.state == SaleState::Draft {
                     continue;
                 }
-                let (auditor, deep) = (Arc::clone(&self), rounds.begin(sale.id));
+                let Some(deep) = rounds.begin(sale.id) else { continue };
+                let auditor = Arc::clone(&self);
                 looks.spawn(async move { (sale.id, auditor.run_once(&sale, deep).await.map(drop)) });
             }
             let mut due = Instant::now() + every;
@@ -100,15 +101,17 @@ impl Rounds {
         }
     }
 
-    /// Whether this look is a deep one.
-    fn begin(&mut self, sale: SaleId) -> bool {
-        self.busy.insert(sale);
+    /// Whether this look is a deep one. `None`: the last one has not ended, and looks must not pile up behind it.
+    fn begin(&mut self, sale: SaleId) -> Option<bool> {
+        if !self.busy.insert(sale) {
+            return None;
+        }
         let now = Instant::now();
         let deep = self.deep_at.get(&sale).is_none_or(|at| *at <= now);
         if deep {
             self.deep_at.insert(sale, now + self.deep_every);
         }
-        deep
+        Some(deep)
     }
 
     fn end(&mut self, ended: Ended) {
@@ -138,6 +141,16 @@ impl Rounds {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sale_is_looked_at_again_when_the_last_look_has_ended() {
+        let mut rounds = Rounds::new(SOON, Duration::from_secs(3600));
+        let (one, other) = (SaleId::new(1).expect("an id"), SaleId::new(2).expect("an id"));
+        assert_eq!([rounds.begin(one), rounds.begin(other)], [Some(true), Some(true)], "the first look is a deep one");
+        assert_eq!(rounds.begin(one), None);
+        rounds.end(Ok((one, Ok(()))));
+        assert_eq!([rounds.begin(one), rounds.begin(other)], [Some(false), None]);
+    }
 
     #[tokio::test]
     async fn a_look_that_broke_down_breaks_the_auditor_down() {
