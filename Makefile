@@ -18,7 +18,7 @@ test: setup  ## every test, on real servers
 drill: setup  ## every fault, each in a sale under load, and the verdict on each
 	cargo run --locked --release -p loadtest -- faults
 
-bench: setup  ## how fast it is beside baselines on this machine: fifteen minutes and a build
+bench: setup  ## how fast it is beside baselines on this machine: ten minutes and a build
 	cargo run --locked --release -p loadtest -- bench --sandbox
 
 lint:  ## formatting, clippy and documentation, warnings denied

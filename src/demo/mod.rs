@@ -104,9 +104,10 @@ impl Demo {
 }
 
 /// How long a crowd of so many buyers gets to pay for a stock of so many units: short, so that forgotten orders expire
-/// while one looks on, and long enough for all the others to pay on a small machine that is busy with the crowd.
+/// while one looks on, and long enough for all the others to pay on a small machine that is busy with the crowd. The
+/// newcomers of the demo come for four seconds: what is forgotten is left to those who come again.
 pub fn time_to_pay(stock: u32, buyers: u32) -> Duration {
-    Duration::from_secs(3 + (u64::from(stock) + u64::from(buyers)) / 2000)
+    Duration::from_secs(5 + (u64::from(stock) + u64::from(buyers)) / 2000)
 }
 
 /// Settings of a service that wants its orders paid within this time.
