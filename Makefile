@@ -10,7 +10,7 @@ setup:  ## install what is missing: Redis, PostgreSQL, build tools, Apache Kafka
 	@deploy/setup.sh
 
 demo: setup  ## the whole system on this machine, a sale under load, and the verdict
-	cargo run --locked --release -- demo
+	cargo run --locked --release -p loadtest -- demo
 
 test: setup  ## every test, on real servers
 	cargo test --locked --workspace

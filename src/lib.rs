@@ -85,15 +85,3 @@ pub mod app;
 
 // The `seckill` command.
 pub mod cli;
-
-// Private servers for tests and demo.
-#[cfg(feature = "demo")]
-pub mod sandbox;
-
-// Buyers, and the verdict on what they were told.
-#[cfg(feature = "demo")]
-pub mod drive;
-
-// A whole flash sale on one machine.
-#[cfg(feature = "demo")]
-pub mod demo;

@@ -293,7 +293,6 @@ mod tests {
     }
 
     #[tokio::test]
-    #[cfg(feature = "demo")]
     async fn both_signals_of_the_system_are_heard() {
         use rustix::process::{Signal, getpid, kill_process};
         let mut signals = signals().expect("handlers");

@@ -5,12 +5,13 @@ mod support;
 use std::process::Command;
 use std::str::FromStr;
 
+use drive::environment::{SandboxSettings, env_for};
 use redis::AsyncCommands;
+use sandbox::{Options, Sandbox};
 use seckill::app::Roles;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderStatus, Sale, SaleId};
 use seckill::ledger::{self, Ledger};
-use seckill::sandbox::{Options, Sandbox, env_for};
 use seckill::stock::keys;
 use secrecy::ExposeSecret;
 use sqlx::ConnectOptions;

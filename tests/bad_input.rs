@@ -116,7 +116,7 @@ async fn tokens_that_are_forged_expired_or_unsigned_open_nothing() {
     let signed = |algorithm, claims: serde_json::Value, secret: &[u8]| {
         encode(&Header::new(algorithm), &claims, &EncodingKey::from_secret(secret).expect("a key")).expect("a token")
     };
-    let secret = seckill::sandbox::JWT_SECRET.as_bytes();
+    let secret = drive::environment::JWT_SECRET.as_bytes();
     let ann = json!({"sub": "ann", "exp": expires});
     let tokens = [
         String::new(),

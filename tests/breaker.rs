@@ -5,11 +5,12 @@ mod support;
 mod audit;
 
 use audit::{Bench, purchase};
+use drive::environment::SandboxSettings;
 use prometheus::Registry;
+use sandbox::{Options, Sandbox};
 use seckill::app::Roles;
 use seckill::domain::{OrderId, Outcome};
 use seckill::fallback::Fallback;
-use seckill::sandbox::{Options, Sandbox};
 use seckill::stock::Stock;
 use support::service::{PATIENCE, prepared};
 use support::wait_until;

@@ -8,11 +8,12 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use drive::environment::SandboxSettings;
+use sandbox::Sandbox;
 use seckill::catalogue::{Catalogue, Error, NewSale, SaleChange};
 use seckill::config;
 use seckill::domain::{SaleId, SaleState, UserId};
 use seckill::ledger::{self, Ledger};
-use seckill::sandbox::Sandbox;
 use sqlx::PgPool;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;

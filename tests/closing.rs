@@ -7,11 +7,12 @@ mod audit;
 use std::time::Duration;
 
 use audit::Bench;
+use drive::environment::SandboxSettings;
+use sandbox::{Moment, Options, Sandbox, Spot};
 use seckill::app::Roles;
 use seckill::closing::Closing;
 use seckill::domain::OrderStatus;
 use seckill::ledger::{Ledger, Moved};
-use seckill::sandbox::{Moment, Options, Sandbox, Spot};
 use support::service::{PATIENCE, prepared};
 use support::wait_until;
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
+use sandbox::{Options, Sandbox, shared};
 use seckill::config::Settings;
 use seckill::consumer::{Consumer, Fault, Record, backlog};
 use seckill::domain::{OrderId, OrderMessage, SaleId};
-use seckill::sandbox::{Options, Sandbox, shared};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

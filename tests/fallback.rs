@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use drive::environment::SandboxSettings;
+use sandbox::{Moment, Options, Proxy, Sandbox, Spot};
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{Pool, SaleId};
 use seckill::promises::Standing;
-use seckill::sandbox::{Moment, Options, Proxy, Sandbox, Spot};
 use support::http::{Answer, Connection};
 use support::service::{PATIENCE, Running, new_sale, prepared};
 use support::wait_until;

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use drive::environment::{SandboxSettings, env_for};
+use sandbox::{Options, Process, Sandbox, free_port};
 use seckill::app::{Roles, Service};
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{OrderStatus, SaleId};
 use seckill::promises::{Finding, Standing};
-use seckill::sandbox::{Options, Process, Sandbox, free_port};
 use seckill::shutdown::Stop;
 use support::http::Connection;
 use support::service::{PATIENCE, Running, new_sale, prepared};
@@ -44,7 +45,8 @@ impl Scene {
         for n in 0..nodes {
             running.push(serve(&sandbox, &settings, n).await);
         }
-        let spawn = |role: &str| sandbox.spawn(role, Path::new(BINARY), &[role], &settings).expect("a process");
+        let spawn =
+            |role: &str| sandbox.spawn(role, Path::new(BINARY), &[role], env_for(&settings)).expect("a process");
         let (relay, consumer, auditor) = (spawn("relay"), spawn("consume"), spawn("reconcile"));
         let stop = Stop::new();
         let service = Service::start(&settings, Roles::OBSERVE, &stop).await.expect("the stores answer");
@@ -65,7 +67,7 @@ impl Scene {
     }
 
     fn respawn(&self, role: &str) -> Process {
-        self.sandbox.spawn(role, Path::new(BINARY), &[role], &self.settings).expect("a process")
+        self.sandbox.spawn(role, Path::new(BINARY), &[role], env_for(&self.settings)).expect("a process")
     }
 
     /// Starts buyers that keep coming until told to stop, each a new user.
@@ -100,7 +102,7 @@ async fn serve(sandbox: &Sandbox, settings: &Settings, n: usize) -> (Process, So
     let mut settings = settings.clone();
     settings.http.bind = ([127, 0, 0, 1], free_port().expect("a free port")).into();
     let name = format!("node{n}");
-    let process = sandbox.spawn(&name, Path::new(BINARY), &["serve"], &settings).expect("a process");
+    let process = sandbox.spawn(&name, Path::new(BINARY), &["serve"], env_for(&settings)).expect("a process");
     let address = settings.http.bind;
     wait_until("the node listens", PATIENCE, async || tokio::net::TcpStream::connect(address).await.is_ok()).await;
     (process, address)

@@ -4,6 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use drive::environment::SandboxSettings;
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::closing::Closing;
@@ -295,7 +296,7 @@ async fn a_unit_cancelled_on_one_node_is_sold_by_both_within_a_second() {
 /// A Redis that is away does not turn the ledger's yes into an error, and asking again completes the release.
 #[tokio::test]
 async fn a_cancel_while_redis_is_away_is_a_yes_and_its_repeat_frees_the_unit() {
-    let sandbox = seckill::sandbox::Sandbox::start(seckill::sandbox::Options::default()).await.expect("servers");
+    let sandbox = sandbox::Sandbox::start(sandbox::Options::default()).await.expect("servers");
     let direct = support::service::prepared(sandbox.settings("away").await.expect("settings")).await;
     let mut proxied = direct.clone();
     proxied.redis.url = sandbox.redis().proxied_url().expect("a proxy").into();

@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use drive::environment::SandboxSettings;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use seckill::config;
@@ -271,7 +272,7 @@ fn first_two(claim: &str) -> String {
 fn the_scripts_do_what_a_plain_model_does() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let settings = runtime.block_on(async {
-        let sandbox = seckill::sandbox::shared().await.expect("the servers start");
+        let sandbox = sandbox::shared().await.expect("the servers start");
         sandbox.settings("model").await.expect("settings").redis
     });
     let mut runner = TestRunner::new(Config { cases: 150, failure_persistence: None, ..Config::default() });

@@ -2,13 +2,14 @@
 
 mod support;
 
+use drive::environment::SandboxSettings;
+use sandbox::{Options, Sandbox};
 use seckill::app::Roles;
 use seckill::catalogue::{NewSale, SaleChange};
 use seckill::domain::{OrderId, Purchase, Sale, SaleId, SaleState};
 use seckill::operator::Error;
 use seckill::promises::RedisView;
 use seckill::reconcile::opening;
-use seckill::sandbox::{Options, Sandbox};
 use seckill::stock::script::WarmCode;
 use seckill::stock::{Frozen, OnSale, WarmPart};
 use sqlx::{Connection as _, PgPool};

@@ -4,14 +4,15 @@ mod support;
 
 use std::path::Path;
 
+use drive::environment::{SandboxSettings, env_for};
 use redis::AsyncCommands;
+use sandbox::{Options, Sandbox};
 use seckill::app::Roles;
 use seckill::catalogue::SaleChange;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, Purchase, SaleId, SaleState};
 use seckill::operator::Error;
 use seckill::promises::{RedisView, Standing};
-use seckill::sandbox::{Options, Sandbox};
 use seckill::stock::keys;
 use secrecy::ExposeSecret;
 use support::http::{Answer, Connection};
@@ -112,14 +113,14 @@ async fn a_blocked_user_is_refused_until_unblocked() {
 async fn cli(sandbox: &Sandbox, settings: &Settings, args: &[&str]) -> (Option<i32>, String) {
     let name = format!("cli-{}", args.join("-"));
     let args: Vec<_> = ["sale"].iter().chain(args).copied().collect();
-    let process = sandbox.spawn(&name, Path::new(BINARY), &args, settings).expect("a process");
+    let process = sandbox.spawn(&name, Path::new(BINARY), &args, env_for(settings)).expect("a process");
     let ended = process.wait(PATIENCE).await.expect("it ends");
     (ended.code(), std::fs::read_to_string(process.log()).expect("a log"))
 }
 
 #[tokio::test]
 async fn an_operator_runs_a_sale_by_the_command_line() {
-    let sandbox = seckill::sandbox::shared().await.expect("the servers start");
+    let sandbox = sandbox::shared().await.expect("the servers start");
     let settings = settings("by_cli").await;
     let node = Running::start(&settings, Roles::ALL).await;
     let run = async |args: &[&str]| {

@@ -67,7 +67,7 @@ fn every_promise_is_explained_in_both_readmes() {
 #[test]
 fn every_test_that_the_documents_name_exists() {
     let mut code = String::new();
-    for file in ["src", "tests", "loadtest"].iter().flat_map(|folder| files(&root().join(folder), &["rs"])) {
+    for file in ["src", "tests", "crates", "loadtest"].iter().flat_map(|folder| files(&root().join(folder), &["rs"])) {
         code.push_str(&read(file));
     }
     let schema: String = files(&root().join("migrations"), &["sql"]).iter().map(read).collect();

@@ -10,8 +10,10 @@ mod audit;
 use std::time::Duration;
 
 use audit::{Bench, hasty, purchase};
+use drive::environment::SandboxSettings;
 use prometheus::Registry;
 use redis::AsyncCommands;
+use sandbox::{Moment, Options, Sandbox, Spot};
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
@@ -20,7 +22,6 @@ use seckill::fallback::Fallback;
 use seckill::lock::Lost;
 use seckill::reconcile::opening::{self, Opened};
 use seckill::reconcile::{Auditor, Error, Figures, Job};
-use seckill::sandbox::{Moment, Options, Sandbox, Spot};
 use seckill::stock::keys;
 use support::service::{PATIENCE, Running, new_sale, prepared};
 use support::wait_until;

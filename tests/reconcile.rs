@@ -8,14 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use audit::{Bench, hasty};
+use drive::environment::SandboxSettings;
 use redis::AsyncCommands;
+use sandbox::{self, Sandbox};
 use seckill::app::Roles;
 use seckill::config::Settings;
 use seckill::domain::{OrderStatus, Reason, Sale};
 use seckill::ledger;
 use seckill::lock::{Name, Options};
 use seckill::reconcile::Job;
-use seckill::sandbox::{self, Sandbox};
 use seckill::stock::keys;
 use secrecy::ExposeSecret;
 use support::http::Connection;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use prometheus::Registry;
 use redis::aio::MultiplexedConnection;
+use sandbox::shared;
 use seckill::config::Settings;
 use seckill::outbox::{Homes, Metrics, Publisher, Worker};
-use seckill::sandbox::shared;
 use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 

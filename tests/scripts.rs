@@ -4,10 +4,11 @@
 
 mod support;
 
+use drive::environment::SandboxSettings;
 use redis::AsyncCommands;
+use sandbox::{Options, RedisOptions, Sandbox};
 use seckill::config;
 use seckill::domain::{Outcome, Purchase, Refusal, Sale, SaleState};
-use seckill::sandbox::{Options, RedisOptions, Sandbox};
 use seckill::stock::script::{ReleaseCode, SaleCode, StockCode, WarmCode};
 use seckill::stock::{Frozen, OnSale, WarmPart, keys};
 use support::shop::{Shop, accepted, refused, repeated, sale};
@@ -15,7 +16,7 @@ use time::{Duration, OffsetDateTime};
 
 #[tokio::test]
 async fn every_branch_of_every_script_on_a_plain_redis() {
-    let sandbox = seckill::sandbox::shared().await.expect("the servers start");
+    let sandbox = sandbox::shared().await.expect("the servers start");
     let settings = sandbox.settings("scripts").await.expect("settings").redis;
     every_branch(&settings).await;
 }

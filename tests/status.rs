@@ -2,13 +2,14 @@
 
 mod support;
 
+use drive::environment::SandboxSettings;
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
+use sandbox::{Options, Sandbox};
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, OrderStatus, SaleId, UserId};
-use seckill::sandbox::{Options, Sandbox};
 use seckill::stock::keys;
 use secrecy::ExposeSecret;
 use support::http::{Answer, Connection};

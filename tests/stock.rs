@@ -4,11 +4,12 @@ mod support;
 
 use std::time::Duration;
 
+use drive::environment::SandboxSettings;
 use futures_util::FutureExt;
 use redis::AsyncCommands;
+use sandbox::{Options, RedisOptions, Sandbox};
 use seckill::config;
 use seckill::domain::{Accepted, Outcome, Purchase, Refusal, Sale};
-use seckill::sandbox::{Options, RedisOptions, Sandbox};
 use seckill::stock::{Stock, keys};
 use support::shop::{Shop, accepted, is_accepted, refused, sale};
 use support::wait_until;
@@ -18,7 +19,7 @@ use tokio::task::JoinSet;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn shared(name: &str) -> config::Redis {
-    let sandbox = seckill::sandbox::shared().await.expect("the servers start");
+    let sandbox = sandbox::shared().await.expect("the servers start");
     sandbox.settings(name).await.expect("settings").redis
 }
 

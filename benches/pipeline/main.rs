@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
-use seckill::sandbox::{Options, Sandbox};
+use sandbox::{Options, Sandbox};
 
 use figures::{Report, say};
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
+use sandbox::Sandbox;
 use seckill::domain::SaleId;
 use seckill::outbox::{Homes, Letter, Metrics, Parcel, Publisher, Worker, message};
-use seckill::sandbox::Sandbox;
 use seckill::stock::{MAX_BATCH, Stock, keys};
 use secrecy::ExposeSecret;
 use tokio_util::sync::CancellationToken;

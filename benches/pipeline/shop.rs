@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::bail;
+use drive::environment::SandboxSettings;
+use sandbox::Sandbox;
 use seckill::catalogue::NewSale;
 use seckill::domain::{OrderId, OrderMessage, Purchase, Sale, SaleId, SaleState};
-use seckill::sandbox::Sandbox;
 use seckill::stock::script::WarmCode;
 use seckill::stock::{Frozen, OnSale, Stock, WarmPart, keys};
 use seckill::{app, config, ledger, outbox};

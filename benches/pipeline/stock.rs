@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use drive::evalsha::Evalsha;
+use sandbox::Sandbox;
 use seckill::domain::{Outcome, Purchase, SaleId};
-use seckill::drive::evalsha::Evalsha;
-use seckill::sandbox::Sandbox;
 use seckill::stock::Stock;
 use secrecy::ExposeSecret;
 use tokio::task::JoinSet;

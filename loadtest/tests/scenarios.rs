@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use seckill::demo::{Cast, Program, Stage, open_doors, with_time_to_pay};
+use loadtest::demo::{Cast, Program, Stage, open_doors, with_time_to_pay};
 use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::sync::Semaphore;

@@ -42,9 +42,6 @@ enum Command {
     Reconcile(reconcile::Reconcile),
     /// The four roles in one process.
     All,
-    /// A whole flash sale on this machine, with private servers, and the verdict on it.
-    #[cfg(feature = "demo")]
-    Demo(crate::demo::Demo),
     /// Brings the schema and the topics up to date.
     Migrate,
     /// Creates, opens, pauses, ends and audits sales.
@@ -61,10 +58,6 @@ enum Command {
 impl Cli {
     /// Runs the command to its end. An error is for the person at the terminal.
     pub async fn run(self) -> anyhow::Result<()> {
-        #[cfg(feature = "demo")]
-        if let Command::Demo(demo) = self.command {
-            return demo.run().await;
-        }
         if let Command::Openapi = self.command {
             out::line(crate::api::openapi());
             return Ok(());
@@ -81,8 +74,6 @@ impl Cli {
             Command::Token(token) => token.run(&settings),
             Command::Doctor => doctor::run(&settings).await,
             Command::Openapi => Ok(()),
-            #[cfg(feature = "demo")]
-            Command::Demo(_) => Ok(()),
         }
     }
 }

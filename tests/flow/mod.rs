@@ -4,15 +4,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use drive::environment::SandboxSettings;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Headers;
 use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
+use sandbox::Sandbox;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
 use seckill::outbox;
-use seckill::sandbox::Sandbox;
 use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 

@@ -5,12 +5,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drive::environment::SandboxSettings;
+use sandbox::{Proxy, Sandbox};
 use seckill::catalogue::{Catalogue, NewSale};
 use seckill::config;
 use seckill::domain::{OrderId, OrderMessage, OrderStatus, Pool, RequestKey, SaleId, UserId};
 use seckill::ledger::{self, Ledger};
 use seckill::promises::LedgerView;
-use seckill::sandbox::{Proxy, Sandbox};
 use secrecy::ExposeSecret;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, PgPool};

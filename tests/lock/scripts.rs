@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
+use sandbox::{Fsync, Options, RedisOptions, Sandbox};
 use seckill::lock::script::{AbortCode, AcquireCode, Acquisition, ReleaseCode, RenewCode};
 use seckill::lock::{Name, keys};
-use seckill::sandbox::{Fsync, Options, RedisOptions, Sandbox};
 
 #[tokio::test]
 async fn every_branch_of_every_lock_script() {

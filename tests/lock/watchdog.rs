@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use sandbox::{Moment, Spot};
 use seckill::lock::{Lost, Name, Options, Released};
-use seckill::sandbox::{Moment, Spot};
 
 use crate::world::{LONG, PATIENCE, World, lasting, until, waiting, within};
 

@@ -3,14 +3,15 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use drive::environment::SandboxSettings;
 use prometheus::Registry;
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
+use sandbox::{self, Fsync, RedisOptions, Sandbox};
 use seckill::config::Settings;
 use seckill::ledger::{self, Ledger};
 use seckill::lock::script::{AbortCode, Acquisition, RenewCode};
 use seckill::lock::{Guard, Lock, Name, Options, Released, keys};
-use seckill::sandbox::{self, Fsync, RedisOptions, Sandbox};
 use secrecy::ExposeSecret;
 use sqlx::PgPool;
 use tokio::sync::Mutex;

@@ -2,7 +2,7 @@
 
 use redis::Script;
 use redis::aio::MultiplexedConnection;
-use seckill::sandbox::{Options, RedisOptions, Sandbox, shared};
+use sandbox::{Options, RedisOptions, Sandbox, shared};
 use seckill::stock::keys::{self, RELAY_GROUP};
 
 use crate::flow::{pending, redis, sale, settings};

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use redis::Script;
 use redis::aio::MultiplexedConnection;
+use sandbox::shared;
 use seckill::domain::SaleId;
-use seckill::sandbox::shared;
 use seckill::stock::keys::{self, RELAY_GROUP};
 use tokio_util::sync::CancellationToken;
 

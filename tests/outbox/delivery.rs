@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use prometheus::Registry;
+use sandbox::shared;
 use seckill::outbox::Relay;
-use seckill::sandbox::shared;
 use seckill::stock::keys;
 use tokio_util::sync::CancellationToken;
 

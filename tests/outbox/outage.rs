@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
+use sandbox::{Options, RedisOptions, Sandbox, shared};
 use seckill::outbox::{Homes, Metrics, Publisher, Relay, Worker};
-use seckill::sandbox::{Options, RedisOptions, Sandbox, shared};
 use seckill::stock::keys;
 use tokio_util::sync::CancellationToken;
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use seckill::sandbox::{Options, Sandbox};
+use sandbox::{Options, Sandbox};
 use tokio::sync::Mutex;
 
 static RUNNING: Mutex<Weak<Sandbox>> = Mutex::const_new(Weak::new());

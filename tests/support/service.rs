@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use drive::environment::SandboxSettings;
 use seckill::admission::identity::Verifier;
 use seckill::app::{Roles, Service};
 use seckill::catalogue::{NewSale, SaleChange};
@@ -28,7 +29,7 @@ pub struct Running {
 
 /// Settings for the service `name` on the shared servers, with schema and topics in place and limits out of the way.
 pub async fn settings(name: &str) -> Settings {
-    let sandbox = seckill::sandbox::shared().await.expect("the servers start");
+    let sandbox = sandbox::shared().await.expect("the servers start");
     prepared(sandbox.settings(name).await.expect("settings")).await
 }
 

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::Context;
+use drive::tokens::Tokens;
 use seckill::domain::SaleId;
-use seckill::drive::tokens::Tokens;
 
 /// The body of every purchase.
 pub const BODY: &str = r#"{"quantity":1}"#;

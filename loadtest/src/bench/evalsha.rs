@@ -1,8 +1,8 @@
 //! The baseline of b and c: as many calls of redis-benchmark as fit into the time of a round.
 
 use anyhow::{bail, ensure};
+use drive::evalsha;
 use seckill::domain::{Sale, SaleId, SaleState};
-use seckill::drive::evalsha;
 use seckill::stock::script::WarmCode;
 use seckill::stock::{Frozen, OnSale, WarmPart};
 use secrecy::ExposeSecret;

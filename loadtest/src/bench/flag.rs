@@ -6,10 +6,10 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::demo::say;
 use anyhow::ensure;
-use seckill::demo::say;
+use sandbox::Process;
 use seckill::domain::SaleId;
-use seckill::sandbox::Process;
 
 use super::Plan;
 use super::crowd::Crowd;

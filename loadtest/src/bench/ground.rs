@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use crate::demo::{Cast, Program, Stage, closed_doors};
 use anyhow::{Context, bail, ensure};
+use drive::client::{Caller, Client, Limits};
+use drive::environment::env_for;
+use drive::operator::{Offer, Operator};
+use drive::tokens::Tokens;
 use hyper::body::Bytes;
 use hyper::{Method, Uri};
 use redis::aio::MultiplexedConnection;
+use sandbox::Process;
 use seckill::config::Settings;
-use seckill::demo::{Cast, Program, Stage, closed_doors};
 use seckill::domain::SaleId;
-use seckill::drive::client::{Caller, Client, Limits};
-use seckill::drive::operator::{Offer, Operator};
-use seckill::drive::tokens::Tokens;
 use seckill::ledger::Ledger;
-use seckill::sandbox::Process;
 use seckill::stock::{Stock, keys};
 use secrecy::ExposeSecret;
 use tokio::time::sleep;
@@ -56,7 +57,7 @@ fn furnish(settings: Settings) -> Settings {
 impl Ground {
     /// Servers, a node, and these other roles.
     pub async fn with(roles: &'static [&'static str]) -> anyhow::Result<Self> {
-        let program = Program { before: vec!["role".to_owned()], ..Program::this()? };
+        let program = Program::this()?;
         let stage = Box::pin(Stage::furnished(&program, Cast { roles, ..Cast::of_the_demo(1) }, furnish)).await?;
         ensure!(stage.redis_fsync() == "always", "Redis must be a private one, with appendfsync always");
         ensure!(!stage.broker_is_a_stand_in(), "Java and Apache Kafka are needed: run `make setup`");
@@ -161,10 +162,11 @@ impl Ground {
 
     /// Starts a helper of this bench as a process of its own, and waits until it listens.
     pub async fn helper(&self, name: &str, args: &[&str]) -> anyhow::Result<(Process, SocketAddr)> {
-        let address = SocketAddr::from(([127, 0, 0, 1], seckill::sandbox::free_port()?));
+        let address = SocketAddr::from(([127, 0, 0, 1], sandbox::free_port()?));
         let bind = address.to_string();
         let args: Vec<&str> = ["bench", name, &bind].into_iter().chain(args.iter().copied()).collect();
-        let process = self.stage.sandbox.spawn(name, &std::env::current_exe()?, &args, &self.stage.settings)?;
+        let process =
+            self.stage.sandbox.spawn(name, &std::env::current_exe()?, &args, env_for(&self.stage.settings))?;
         until("a helper listens", async || tokio::net::TcpStream::connect(address).await.is_ok()).await?;
         Ok((process, address))
     }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::demo::say;
 use anyhow::ensure;
-use seckill::demo::say;
 
 use super::Plan;
 use super::accepted::Purchases;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::demo::say;
 use anyhow::{Context, ensure};
-use seckill::demo::say;
 use seckill::domain::SaleId;
 use tokio::task::JoinSet;
 

@@ -29,9 +29,9 @@ mod wrk;
 
 use std::path::{Path, PathBuf};
 
+use crate::demo::say;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use seckill::demo::say;
 
 use report::Report;
 

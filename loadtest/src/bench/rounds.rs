@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use seckill::demo::say;
+use crate::demo::say;
 
 /// Why a round says nothing: something else than what is measured happened in it.
 pub struct Void(pub String);

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use drive::client::Caller;
 use hyper::body::Bytes;
 use hyper::header::HeaderValue;
 use hyper::{Method, Uri};
+use sandbox::{Held, Moment, Proxy, Sandbox, Spot};
 use seckill::domain::OrderStatus;
-use seckill::drive::client::Caller;
-use seckill::sandbox::{Held, Moment, Proxy, Sandbox, Spot};
 use tokio::task::JoinHandle;
 
 use Moment::{After, Before};
@@ -110,7 +110,7 @@ impl Way {
     fn proxy(self, sandbox: &Sandbox) -> anyhow::Result<&Proxy> {
         match self {
             Self::Redis => sandbox.redis().proxy(),
-            Self::Side => sandbox.redis().side_proxy(),
+            Self::Side => sandbox.redis().second_proxy(),
             Self::Postgres => sandbox.postgres().proxy(),
         }
     }

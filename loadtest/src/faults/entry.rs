@@ -4,8 +4,8 @@ use std::fmt::{self, Display, Formatter};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use seckill::drive::report::{Report, Setting, Verdict};
-use seckill::drive::verdict::{Case, Patience, Proven};
+use drive::report::{Report, Setting, Verdict};
+use drive::verdict::{Case, Patience, Proven};
 use seckill::promises::{Finding, Standing};
 use serde::Serialize;
 use tokio::time::sleep;
@@ -95,7 +95,7 @@ impl Entry {
     }
 
     /// Looks until nothing is broken that must not be, for as long as the auditor may need.
-    async fn judge(&self, case: &Case<'_, seckill::drive::stores::Stores>) -> anyhow::Result<Report> {
+    async fn judge(&self, case: &Case<'_, drive::stores::Stores>) -> anyhow::Result<Report> {
         let begun = Instant::now();
         let mut proven = Proven::default();
         loop {
@@ -153,10 +153,10 @@ impl Display for Entry {
 mod tests {
     use std::collections::BTreeMap;
 
-    use seckill::drive::distribution::Distributions;
-    use seckill::drive::machine::Machine;
-    use seckill::drive::report::{Latencies, Quantiles, Rates};
-    use seckill::drive::timeline::Timeline;
+    use drive::distribution::Distributions;
+    use drive::machine::Machine;
+    use drive::report::{Latencies, Quantiles, Rates};
+    use drive::timeline::Timeline;
 
     use super::*;
 

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::demo::{Cast, Program, Stage};
 use anyhow::Context;
+use drive::client::{Client, Limits};
+use drive::environment::SandboxSettings;
+use drive::stores::Stores;
+use drive::tokens::Tokens;
 use redis::aio::MultiplexedConnection;
+use sandbox::Sandbox;
 use seckill::config::Settings;
-use seckill::demo::{Cast, Program, Stage};
 use seckill::domain::SaleId;
-use seckill::drive::client::{Client, Limits};
-use seckill::drive::stores::Stores;
-use seckill::drive::tokens::Tokens;
 use seckill::ledger::Ledger;
-use seckill::sandbox::Sandbox;
 use secrecy::ExposeSecret;
 
 use super::postgres::refuse_no_more;
@@ -55,14 +56,14 @@ fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
     if matches!(part, "node-1" | "relay") {
         settings.redis.url = proxied.redis.url;
     } else if part.starts_with("reconcile") {
-        settings = sandbox.by_the_side(&settings);
+        settings = sandbox.via_second_redis_proxy(&settings);
     }
     settings
 }
 
 impl Ground {
     pub async fn prepare() -> anyhow::Result<Self> {
-        let program = Program { before: vec!["role".to_owned()], ..Program::this()? };
+        let program = Program::this()?;
         let stage = Box::pin(Stage::with(&program, CAST)).await?;
         let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
         let limits = Limits { response: Duration::from_secs(3), ..Limits::default() };

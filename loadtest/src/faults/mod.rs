@@ -18,15 +18,15 @@ mod topic;
 
 use std::path::PathBuf;
 
+use crate::demo::say;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use seckill::demo::say;
 use serde::Serialize;
 
+use drive::report::Verdict;
 pub use entry::Entry;
 use ground::Ground;
 use round::{Round, Wish};
-use seckill::drive::report::Verdict;
 
 use crate::report;
 

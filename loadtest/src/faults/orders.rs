@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use drive::client::{Caller, Client, Limits};
 use hyper::body::Bytes;
 use hyper::header::HeaderValue;
 use hyper::{Method, Uri};
 use seckill::domain::{OrderStatus, UserId};
-use seckill::drive::client::{Caller, Client, Limits};
 use seckill::promises::OrderFact;
 use tokio::task::JoinSet;
 use tokio::time::sleep;

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::demo::Program;
 use anyhow::{Context, ensure};
+use drive::client::Caller;
 use hyper::Method;
 use hyper::body::Bytes;
 use redis::AsyncCommands;
-use seckill::demo::Program;
-use seckill::drive::client::Caller;
-use seckill::sandbox::{Moment, Process};
+use sandbox::{Moment, Process};
 use seckill::stock::keys;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use drive::buyers::{Crowd, Temper};
+use drive::demand::{Demand, Plan, Shape};
+use drive::operator::{Offer, OnSale, Operator};
+use drive::record::ClientRecord;
 use seckill::domain::SaleId;
-use seckill::drive::buyers::{Crowd, Temper};
-use seckill::drive::demand::{Demand, Plan, Shape};
-use seckill::drive::operator::{Offer, OnSale, Operator};
-use seckill::drive::record::ClientRecord;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 

@@ -17,13 +17,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use seckill::drive::client::Client;
-use seckill::drive::demand::{Demand, Plan};
-use seckill::drive::operator::OnSale;
-use seckill::drive::report::{Report, Setting};
-use seckill::drive::scene::Scene;
-use seckill::drive::tokens::Tokens;
-use seckill::sandbox::{JWT_SECRET, Options, RedisOptions, Sandbox};
+use drive::client::Client;
+use drive::demand::{Demand, Plan};
+use drive::environment::JWT_SECRET;
+use drive::operator::OnSale;
+use drive::report::{Report, Setting};
+use drive::scene::Scene;
+use drive::tokens::Tokens;
+use sandbox::{Options, RedisOptions, Sandbox};
 use tokio_util::sync::CancellationToken;
 
 use crate::run::overrides::Overrides;

@@ -14,11 +14,11 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::AUTHORIZATION;
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
 use anyhow::Context;
+use drive::environment::JWT_SECRET;
+use drive::witness::Witness;
 use seckill::admission::identity::Verifier;
 use seckill::domain::{OrderId, OrderStatus, Pool, SaleId, UserId};
-use seckill::drive::witness::Witness;
 use seckill::promises::{Flow, LedgerView, OrderFact, RedisView};
-use seckill::sandbox::JWT_SECRET;
 use serde::Deserialize;
 use serde_json::json;
 

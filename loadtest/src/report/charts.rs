@@ -1,9 +1,9 @@
 //! The four pictures: requests, latency, stock, rows.
 
-use seckill::drive::answer::STAGES;
-use seckill::drive::distribution::Distribution;
-use seckill::drive::report::{Quantiles, Report};
-use seckill::drive::timeline::Bucket;
+use drive::answer::STAGES;
+use drive::distribution::Distribution;
+use drive::report::{Quantiles, Report};
+use drive::timeline::Bucket;
 
 use super::funnel::COLOURS;
 use super::html::Text;

@@ -1,6 +1,6 @@
 //! The report of a fault drill as a page: every fault, what it did, and whether a promise was broken.
 
-use seckill::drive::report::Verdict;
+use drive::report::Verdict;
 use seckill::promises::{Finding, Standing};
 
 use super::html::Text;

@@ -1,7 +1,7 @@
 //! The funnel: what became of all purchases that were sent, stage by stage.
 
-use seckill::drive::answer::STAGES;
-use seckill::drive::report::{Afterwards, Report};
+use drive::answer::STAGES;
+use drive::report::{Afterwards, Report};
 
 use super::html::Text;
 use super::plot::{number, put};

@@ -18,8 +18,8 @@ pub use drill::drill_page;
 use std::path::Path;
 
 use anyhow::Context;
-use seckill::drive::report::{Report, Verdict};
-use seckill::drive::show::verdict_in_words;
+use drive::report::{Report, Verdict};
+use drive::show::verdict_in_words;
 
 use html::Text;
 use plot::{number, put};

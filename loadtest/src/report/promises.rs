@@ -1,6 +1,6 @@
 //! The promises, each with its figures, and what else was checked about the run.
 
-use seckill::drive::report::Report;
+use drive::report::Report;
 use seckill::promises::{Finding, Standing};
 
 use super::html::Text;

@@ -1,6 +1,6 @@
 //! The figures that no picture shows, and what the run ran on.
 
-use seckill::drive::report::{Afterwards, Quantiles, Report, SaleReport};
+use drive::report::{Afterwards, Quantiles, Report, SaleReport};
 use seckill::promises::Standing;
 
 use super::html::Text;

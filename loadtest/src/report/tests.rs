@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use seckill::drive::checks::NAMES as CHECKS;
-use seckill::drive::distribution::{Distribution, Distributions};
-use seckill::drive::machine::Machine;
-use seckill::drive::report::{Afterwards, Latencies, NoAnswer, Quantiles, Rates, SaleReport};
-use seckill::drive::timeline::{Bucket, Timeline};
+use drive::checks::NAMES as CHECKS;
+use drive::distribution::{Distribution, Distributions};
+use drive::machine::Machine;
+use drive::report::{Afterwards, Latencies, NoAnswer, Quantiles, Rates, SaleReport};
+use drive::timeline::{Bucket, Timeline};
 use seckill::promises::{Finding, NAMES, Standing};
 
 use super::promises::meaning;

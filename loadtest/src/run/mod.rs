@@ -11,11 +11,11 @@ mod target;
 
 use std::path::PathBuf;
 
+use crate::demo::{say, write};
 use anyhow::{bail, ensure};
 use clap::Args;
-use seckill::demo::{say, write};
-use seckill::drive::report::{Report, Verdict};
-use seckill::drive::show::Shown;
+use drive::report::{Report, Verdict};
+use drive::show::Shown;
 use tokio_util::sync::CancellationToken;
 
 use crate::naive::{self, Strategy};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
-use seckill::drive::buyers::Temper;
-use seckill::drive::client::Limits;
+use drive::buyers::Temper;
+use drive::client::Limits;
 
 use super::scenario::{Connections, Scenario};
 

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use seckill::drive::checks::Rules;
-use seckill::drive::client::Client;
-use seckill::drive::demand::{Demand, Habits};
-use seckill::drive::record::Tally;
-use seckill::drive::report::{Report, Setting};
-use seckill::drive::scene::{Deliveries, Scene};
-use seckill::drive::stores::Stores;
-use seckill::drive::tokens::Tokens;
-use seckill::drive::{joint, progress};
+use drive::checks::Rules;
+use drive::client::Client;
+use drive::demand::{Demand, Habits};
+use drive::record::Tally;
+use drive::report::{Report, Setting};
+use drive::scene::{Deliveries, Scene};
+use drive::stores::Stores;
+use drive::tokens::Tokens;
+use drive::{joint, progress};
 use tokio_util::sync::CancellationToken;
 
 use super::overrides::Overrides;

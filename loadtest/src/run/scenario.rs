@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use seckill::drive::answer::refusals;
-use seckill::drive::demand::{Bots, Shape};
+use drive::answer::refusals;
+use drive::demand::{Bots, Shape};
 use serde::Deserialize;
 
 /// The scenarios that are compiled in.

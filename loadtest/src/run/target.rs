@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::demo::{Cast, Program, Stage, closed_doors, open_doors, time_to_pay, with_time_to_pay};
 use anyhow::Context;
 use clap::Args;
+use drive::client::Client;
+use drive::report::{Report, Setting};
+use drive::stores::Stores;
+use drive::tokens::Tokens;
 use seckill::config::Settings;
-use seckill::demo::{Cast, Program, Stage, closed_doors, open_doors, time_to_pay, with_time_to_pay};
-use seckill::drive::client::Client;
-use seckill::drive::report::{Report, Setting};
-use seckill::drive::stores::Stores;
-use seckill::drive::tokens::Tokens;
 use tokio_util::sync::CancellationToken;
 
 use super::overrides::Overrides;
@@ -71,7 +71,7 @@ impl Target {
         overrides: &Overrides,
         stop: &CancellationToken,
     ) -> anyhow::Result<Report> {
-        let program = Program { before: vec!["role".to_owned()], ..Program::this()? };
+        let program = Program::this()?;
         let pay_within = time_to_pay(
             scenario.sales.iter().map(|sale| sale.stock).sum(),
             scenario.sales.iter().map(|sale| sale.buyers).sum(),

@@ -1,0 +1,134 @@
+//! What a run has to show besides the promises: that it came to its end, and that moves of orders were no empty words.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::record::{ClientRecord, End, Waiting};
+use super::verdict::holds_if;
+use seckill::domain::{OrderId, OrderStatus, UserId};
+use seckill::promises::{Finding, LedgerView, Standing};
+
+/// What runs are checked for, in the order in which findings come. Not every run has reason for each.
+pub const NAMES: [&str; 8] = [
+    "everybody_decided",
+    "orders_ended",
+    "moves_kept",
+    "refusals_allowed",
+    "refusals_expected",
+    "only_scripts_limited",
+    "stock_as_delivered",
+    "blocked_got_nothing",
+];
+
+/// Every order of the crowd was paid, cancelled or expired before patience ended.
+pub fn orders_ended(waiting: Waiting) -> Finding {
+    let (holds, detail) = match waiting.end {
+        End::SentAway => (Standing::NotChecked, "the crowd was sent away".to_owned()),
+        End::Patience if waiting.unfinished > 0 => {
+            (Standing::Broken, format!("{} orders were neither paid nor closed in time", waiting.unfinished))
+        }
+        End::Act | End::Patience => (Standing::Holds, "no order is left unpaid".to_owned()),
+    };
+    Finding { name: "orders_ended", holds, detail }
+}
+
+/// Every buyer heard whether the purchase went through. A service that stops answering keeps every promise that it made.
+pub fn everybody_decided(record: &ClientRecord) -> Finding {
+    let gave_up = record.gave_up.len();
+    let (holds, detail) = match record.waiting {
+        Some(Waiting { end: End::SentAway, .. }) if gave_up > 0 => {
+            (Standing::NotChecked, format!("{gave_up} buyers were sent away without a decision"))
+        }
+        _ if gave_up > 0 => (Standing::Broken, format!("{gave_up} buyers gave up without a decision")),
+        _ => (Standing::Holds, "every buyer heard a decision".to_owned()),
+    };
+    Finding { name: "everybody_decided", holds, detail }
+}
+
+/// An order that was told to be paid, cancelled or expired is so in the ledger.
+pub fn moves_kept(record: &ClientRecord, ledger: Option<&LedgerView>) -> Finding {
+    let name = "moves_kept";
+    let Some(ledger) = ledger else {
+        return Finding { name, holds: Standing::NotChecked, detail: "the ledger cannot be seen from here".to_owned() };
+    };
+    let rows: HashMap<OrderId, OrderStatus> = ledger.orders.iter().map(|order| (order.id, order.status)).collect();
+    let differs = |(order, told): (&OrderId, &OrderStatus)| match rows.get(order) {
+        Some(row) if row == told => None,
+        row => Some(format!("order {order} was told to be {told}, and is {}", row.map_or("gone", |row| row.as_str()))),
+    };
+    let mut faults: Vec<_> = record.ends.iter().filter_map(differs).collect();
+    faults.sort_unstable();
+    let detail = match faults.as_slice() {
+        [] => format!("{} orders ended as their buyers were told", record.ends.len()),
+        [one] => one.clone(),
+        [one, more @ ..] => format!("{one}; and {} more", more.len()),
+    };
+    Finding { name, holds: holds_if(faults.is_empty()), detail }
+}
+
+/// What a run may be refused with, and what it must be.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// Codes with which a purchase may be refused; `None`: any.
+    pub allowed: Option<Vec<String>>,
+    /// Codes that must occur: without them the run has not shown what it is for.
+    pub expected: Vec<String>,
+}
+
+impl Rules {
+    /// One finding per rule that there is.
+    pub fn check(&self, refused: &BTreeMap<&'static str, u64>, record: &ClientRecord) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let is_in = |codes: &[String], code: &str| codes.iter().any(|known| known == code);
+        if let Some(allowed) = &self.allowed {
+            let others = refused.iter().filter(|(code, _)| !is_in(allowed, code));
+            let mut faults: Vec<_> = others.map(|(code, count)| format!("{code} {count}")).collect();
+            if record.foreign > 0 {
+                faults.push(format!("{} answers outside the contract, such as {:?}", record.foreign, record.samples));
+            }
+            let detail =
+                if faults.is_empty() { "only refusals that this run allows".to_owned() } else { faults.join(", ") };
+            findings.push(Finding { name: "refusals_allowed", holds: holds_if(faults.is_empty()), detail });
+        }
+        if !self.expected.is_empty() {
+            let missing: Vec<_> = self.expected.iter().filter(|code| !refused.contains_key(code.as_str())).collect();
+            let detail = if missing.is_empty() {
+                self.expected
+                    .iter()
+                    .map(|code| format!("{code} {}", refused[code.as_str()]))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            } else {
+                format!("never refused with {missing:?}")
+            };
+            findings.push(Finding { name: "refusals_expected", holds: holds_if(missing.is_empty()), detail });
+        }
+        findings
+    }
+}
+
+/// The ledger holds as many units as were put on sale and delivered.
+pub fn stock_as_delivered(total: Option<i64>, wanted: u32) -> Finding {
+    let (holds, detail) = match total {
+        Some(total) => (holds_if(total == i64::from(wanted)), format!("{total} units, {wanted} put on sale")),
+        None => (Standing::NotChecked, "the ledger cannot be seen from here".to_owned()),
+    };
+    Finding { name: "stock_as_delivered", holds, detail }
+}
+
+/// Nobody was told to slow down but scripts, which come behind so many honest buyers.
+pub fn only_scripts_limited(record: &ClientRecord, honest: u32) -> Finding {
+    let of_honest = record.limited.iter().filter(|buyer| **buyer < honest).count();
+    let detail = format!("{} scripts and {of_honest} honest buyers were limited", record.limited.len() - of_honest);
+    Finding { name: "only_scripts_limited", holds: holds_if(of_honest == 0), detail }
+}
+
+/// No user of the blacklist holds an order.
+pub fn blocked_got_nothing(blocked: &HashSet<&UserId>, ledger: Option<&LedgerView>) -> Finding {
+    let name = "blocked_got_nothing";
+    let Some(ledger) = ledger else {
+        return Finding { name, holds: Standing::NotChecked, detail: "the ledger cannot be seen from here".to_owned() };
+    };
+    let got = ledger.orders.iter().filter(|order| blocked.contains(&order.user)).count();
+    let detail = format!("{} users of the blacklist have {got} orders", blocked.len());
+    Finding { name, holds: holds_if(got == 0), detail }
+}

@@ -1,0 +1,180 @@
+//! One report of several sales that were played at the same time.
+//!
+//! Figures are sums, latencies are those of all buyers, and a promise holds only if it holds for every sale. What was
+//! found of each sale by itself stays in `sales`.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+
+use super::distribution::Distribution;
+use super::report::{Afterwards, NoAnswer, Quantiles, Report, SaleReport, Verdict};
+use super::scene::Played;
+use seckill::promises::{Finding, Standing};
+
+/// Makes one report of them. That of a single sale stays as it is.
+///
+/// # Errors
+/// When nothing was played.
+pub fn report(played: Vec<Played>) -> anyhow::Result<Report> {
+    let mut all = played.into_iter();
+    let Played { name, on_sale, mut record, mut report, .. } = all.next().context("no sale was played")?;
+    let rest: Vec<_> = all.collect();
+    if rest.is_empty() {
+        return Ok(report);
+    }
+    let mut sales = vec![of_one(name, on_sale.id, &report)];
+    for Played { name, on_sale, record: other, report: theirs, .. } in rest {
+        record.absorb(&other)?;
+        sales.push(of_one(name, on_sale.id, &theirs));
+        add(&mut report, theirs);
+    }
+    let latencies = &mut report.latency_ms;
+    (latencies.accepted, latencies.refused) = (Quantiles::of(&record.accepted_us), Quantiles::of(&record.refused_us));
+    let spread = &mut report.latency_distribution;
+    (spread.accepted, spread.refused) = (Distribution::of(&record.accepted_us), Distribution::of(&record.refused_us));
+    report.rates.accepted = record.accepted_per_second();
+    report.rates.refused = record.refused_per_second();
+    report.rates.persisted = report.timeline.persisted_per_second();
+    report.promises = together(&sales, |sale| &sale.promises);
+    report.checks = together(&sales, |sale| &sale.checks);
+    // Nothing may be bought in one of them and all be well, but not in all.
+    report.verdict = Verdict::of(report.promises.iter().chain(&report.checks), report.accepted, report.settled);
+    report.sales = sales;
+    Ok(report)
+}
+
+fn of_one(name: String, sale: seckill::domain::SaleId, report: &Report) -> SaleReport {
+    SaleReport {
+        name,
+        sale,
+        stock: report.stock,
+        requests: report.requests,
+        accepted: report.accepted,
+        orders: report.orders.clone(),
+        oversold: report.oversold,
+        unsold: report.unsold,
+        promises: report.promises.clone(),
+        checks: report.checks.clone(),
+    }
+}
+
+fn add(to: &mut Report, other: Report) {
+    to.stock += other.stock;
+    to.requests += other.requests;
+    to.accepted += other.accepted;
+    to.unconfirmed += other.unconfirmed;
+    to.gave_up += other.gave_up;
+    to.unanswered_orders += other.unanswered_orders;
+    to.oversold = to.oversold.zip(other.oversold).map(|(one, two)| one + two);
+    to.unsold = to.unsold.zip(other.unsold).map(|(one, two)| one + two);
+    to.duplicates = to.duplicates.zip(other.duplicates).map(|(one, two)| one + two);
+    to.lost += other.lost;
+    to.dishonoured += other.dishonoured;
+    to.http_5xx += other.http_5xx;
+    to.client_errors += other.client_errors;
+    add_counts(&mut to.refused, other.refused);
+    add_counts(&mut to.http, other.http);
+    add_counts(&mut to.orders, other.orders);
+    let NoAnswer { not_sent, timeouts, resets } = other.no_answer;
+    to.no_answer.not_sent += not_sent;
+    to.no_answer.timeouts += timeouts;
+    to.no_answer.resets += resets;
+    let Afterwards { paid, cancelled, expired, came_again, bought_again, unfinished, still_wanted } = other.afterwards;
+    let after = &mut to.afterwards;
+    after.paid += paid;
+    after.cancelled += cancelled;
+    after.expired += expired;
+    after.came_again += came_again;
+    after.bought_again += bought_again;
+    after.unfinished += unfinished;
+    after.still_wanted += still_wanted;
+    to.settled &= other.settled;
+    to.timeline.add(other.timeline);
+}
+
+fn add_counts<K: Ord>(to: &mut BTreeMap<K, u64>, other: BTreeMap<K, u64>) {
+    for (key, count) in other {
+        *to.entry(key).or_default() += count;
+    }
+}
+
+/// One finding per name: broken if it is in any sale, open if it is in any, and it says where.
+fn together(sales: &[SaleReport], of: impl Fn(&SaleReport) -> &Vec<Finding>) -> Vec<Finding> {
+    let mut names = Vec::new();
+    for finding in sales.iter().flat_map(&of) {
+        if !names.contains(&finding.name) {
+            names.push(finding.name);
+        }
+    }
+    let one = |name: &'static str| {
+        let in_sales = |standing: Standing| -> Vec<String> {
+            let mut details = Vec::new();
+            for sale in sales {
+                let fits = of(sale).iter().filter(|finding| finding.name == name && finding.holds == standing);
+                details.extend(fits.map(|finding| format!("{}: {}", sale.name, finding.detail)));
+            }
+            details
+        };
+        for standing in [Standing::Broken, Standing::NotChecked] {
+            let details = in_sales(standing);
+            if !details.is_empty() {
+                return Finding { name, holds: standing, detail: details.join("; ") };
+            }
+        }
+        let details = in_sales(Standing::Holds);
+        let detail = match details.as_slice() {
+            [one, _, ..] => format!("in each of {} sales; {one}", details.len()),
+            some => some.join("; "),
+        };
+        Finding { name, holds: Standing::Holds, detail }
+    };
+    names.into_iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use seckill::domain::SaleId;
+
+    fn sale(name: &str, holds: Standing) -> SaleReport {
+        let finding = Finding { name: "covered", holds, detail: format!("as {name} shows") };
+        let report = Report { promises: vec![finding], ..Report::default() };
+        of_one(name.to_owned(), SaleId::new(1).expect("a sale id"), &report)
+    }
+
+    #[test]
+    fn a_promise_holds_only_if_it_holds_for_every_sale() {
+        let standing = |sales: &[SaleReport]| {
+            let findings = together(sales, |sale| &sale.promises);
+            assert_eq!(findings.len(), 1);
+            (findings[0].holds, findings[0].detail.clone())
+        };
+        let (hot, cold) = (sale("hot", Standing::Holds), sale("cold", Standing::Holds));
+        assert_eq!(
+            standing(&[hot.clone(), cold]),
+            (Standing::Holds, "in each of 2 sales; hot: as hot shows".to_owned())
+        );
+        let open = sale("cold", Standing::NotChecked);
+        assert_eq!(standing(&[hot.clone(), open.clone()]), (Standing::NotChecked, "cold: as cold shows".to_owned()));
+        let broken = sale("third", Standing::Broken);
+        assert_eq!(standing(&[hot, open, broken]).0, Standing::Broken);
+    }
+
+    #[test]
+    fn figures_of_several_sales_are_summed() {
+        let one = |unsold| Report {
+            stock: 10,
+            accepted: 3,
+            refused: BTreeMap::from([("sold_out", 5)]),
+            unsold,
+            settled: true,
+            ..Report::default()
+        };
+        let mut all = one(Some(1));
+        add(&mut all, one(Some(2)));
+        assert_eq!((all.stock, all.accepted, all.refused["sold_out"], all.unsold), (20, 6, 10, Some(3)));
+        add(&mut all, one(None));
+        assert_eq!(all.unsold, None, "one that is not known makes the sum unknown");
+    }
+}

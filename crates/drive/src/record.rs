@@ -1,0 +1,369 @@
+//! What the buyers were told: the evidence that the verdict judges by.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use super::answer::{Answer, Channel};
+use super::demand::Plan;
+use super::progress::per_second;
+use super::report::{Afterwards, NoAnswer};
+use super::timeline::Buckets;
+use seckill::api::problem::Code;
+use seckill::domain::{OrderId, OrderStatus};
+use seckill::promises::{AnswerFact, ClientView};
+
+/// Samples of odd answers that are kept as text.
+const SAMPLES: usize = 8;
+
+/// The sum of all answers.
+///
+/// A request is counted once, in exactly one of `accepted`, `refused`, `unconfirmed`, `client_errors`; `http_5xx`
+/// counts those of the unconfirmed ones that had a status. Reads and checks are not counted.
+#[derive(Debug)]
+pub struct ClientRecord {
+    /// Purchases that were sent, retries included.
+    pub requests: u64,
+    /// 202 answers, replays included.
+    pub accepted_answers: u64,
+    /// Every order id that was answered 202, with the buyer it was given to.
+    pub accepted: HashSet<(OrderId, u32)>,
+    /// Purchases by the HTTP status of their answer.
+    pub http: BTreeMap<u16, u64>,
+    /// Purchases without any answer.
+    pub no_answer: NoAnswer,
+    /// Decided refusals by code.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Buyers that were told to slow down.
+    pub limited: HashSet<u32>,
+    /// Answers that decide nothing: 5xx, timeout, reset. The purchase may have gone through.
+    pub unconfirmed: u64,
+    pub http_5xx: u64,
+    /// Connections that could not be made (nothing was sent), and answers outside the contract.
+    pub client_errors: u64,
+    /// Those of them that are answers.
+    pub foreign: u64,
+    pub samples: Vec<String>,
+    /// Orders among `accepted` of buyers who came again, without a key.
+    pub second: HashSet<OrderId>,
+    /// How orders ended, as their buyers were told.
+    pub ends: HashMap<OrderId, OrderStatus>,
+    /// Purchases of buyers who came again because the sale showed units.
+    pub came_again: u64,
+    /// What came of waiting for units; `None` for a crowd that does not live on after its purchases.
+    pub waiting: Option<Waiting>,
+    /// Buyers with at least one unconfirmed answer.
+    pub unconfirmed_buyers: HashSet<u32>,
+    /// Buyers that still knew nothing when their patience ended, and never heard a decision after that.
+    pub gave_up: HashSet<u32>,
+    /// Microseconds from the intended start of a click to its answer.
+    pub accepted_us: Histogram<u64>,
+    pub refused_us: Histogram<u64>,
+    /// Refusals since the start of the sale, of buyers who did not come again.
+    pub refused_at_first: u64,
+    /// When each new order of buyers who did not come again was accepted, from the start of the sale, and its buyer.
+    pub accepted_at: Vec<(Duration, u32)>,
+    /// When the last of `refused_at_first` came, from the start of the sale.
+    pub last_refused: Duration,
+    /// The same answers by time.
+    pub over_time: Buckets,
+}
+
+impl ClientRecord {
+    fn new() -> Result<Self, hdrhistogram::CreationError> {
+        // Three digits up to a minute; later answers count as a minute.
+        let histogram = || Histogram::new_with_bounds(1, 60_000_000, 3);
+        Ok(Self {
+            requests: 0,
+            accepted_answers: 0,
+            accepted: HashSet::new(),
+            http: BTreeMap::new(),
+            no_answer: NoAnswer::default(),
+            refused: BTreeMap::new(),
+            limited: HashSet::new(),
+            unconfirmed: 0,
+            http_5xx: 0,
+            client_errors: 0,
+            foreign: 0,
+            samples: Vec::new(),
+            second: HashSet::new(),
+            ends: HashMap::new(),
+            came_again: 0,
+            waiting: None,
+            unconfirmed_buyers: HashSet::new(),
+            gave_up: HashSet::new(),
+            accepted_us: histogram()?,
+            refused_us: histogram()?,
+            refused_at_first: 0,
+            accepted_at: Vec::new(),
+            last_refused: Duration::ZERO,
+            over_time: Buckets::default(),
+        })
+    }
+
+    /// Whether some buyer was told that nothing is left, which is true only once the demand has used up the stock.
+    fn told_sold_out(&self) -> bool {
+        self.refused.contains_key(Code::SoldOut.name())
+    }
+
+    /// Whether buyers asked for at least as many units as there are; `None` if the crowd left before it could tell.
+    pub fn reached(&self, plan: &Plan, stock: u32) -> Option<bool> {
+        match self.waiting {
+            // Whoever still wants a unit came again whenever the sale showed one, and whoever gave up was never told
+            // that there is none.
+            Some(waiting) => (waiting.end != End::SentAway).then_some(waiting.wanting > 0 || !self.gave_up.is_empty()),
+            None => Some(self.told_sold_out() || self.asked_units(plan) >= u64::from(stock)),
+        }
+    }
+
+    /// Units that 202 answers promised, and those of which buyers never heard whether they get them.
+    fn asked_units(&self, plan: &Plan) -> u64 {
+        let accepted = self.accepted.iter().map(|(_, buyer)| buyer);
+        accepted.chain(&self.gave_up).map(|buyer| u64::from(plan.buyers[*buyer as usize].quantity)).sum()
+    }
+
+    /// Forgets when orders were accepted that came after so many units were sold: these are units that came back, and
+    /// how soon they do is no matter of speed.
+    pub fn keep_first_round(&mut self, plan: &Plan, stock: u32) {
+        self.accepted_at.sort_unstable();
+        let mut left = u64::from(stock);
+        let of_the_round = self.accepted_at.iter().take_while(|(_, buyer)| {
+            let any = left > 0;
+            left = left.saturating_sub(plan.buyers[*buyer as usize].quantity.into());
+            any
+        });
+        let round = of_the_round.count();
+        self.accepted_at.truncate(round);
+    }
+
+    /// New orders per second, to nine tenths of those that are kept: the last ones may be units out of the reserve.
+    pub fn accepted_per_second(&self) -> u64 {
+        let most = self.accepted_at.len() * 9 / 10;
+        self.accepted_at.get(most).map_or(0, |(at, _)| per_second(most as u64 + 1, *at))
+    }
+
+    /// Refusals per second, to the last of them.
+    pub fn refused_per_second(&self) -> u64 {
+        per_second(self.refused_at_first, self.last_refused)
+    }
+
+    /// What buyers did after their purchase.
+    pub fn afterwards(&self) -> Afterwards {
+        let ended = |end: OrderStatus| self.ends.values().filter(|status| **status == end).count() as u64;
+        Afterwards {
+            paid: ended(OrderStatus::Paid),
+            cancelled: ended(OrderStatus::Cancelled),
+            expired: ended(OrderStatus::Expired),
+            came_again: self.came_again,
+            bought_again: self.second.len() as u64,
+            unfinished: self.waiting.map_or(0, |waiting| waiting.unfinished),
+            still_wanted: self.waiting.map_or(0, |waiting| waiting.wanting),
+        }
+    }
+
+    /// The record as the promises look at it.
+    pub fn view(&self, plan: &Plan) -> ClientView {
+        let answer = |&(order, buyer): &(OrderId, u32)| {
+            let buyer = &plan.buyers[buyer as usize];
+            let key = buyer.key.clone().filter(|_| !self.second.contains(&order));
+            AnswerFact { user: buyer.user.clone(), order, key }
+        };
+        ClientView {
+            answers: self.accepted.iter().map(answer).collect(),
+            unconfirmed: self.unconfirmed_buyers.iter().map(|b| plan.buyers[*b as usize].user.clone()).collect(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    /// Adds the answers that another sale's buyers got, as far as a report of several sales needs them.
+    pub fn absorb(&mut self, other: &Self) -> Result<(), hdrhistogram::AdditionError> {
+        self.accepted_us.add(&other.accepted_us)?;
+        self.refused_us.add(&other.refused_us)?;
+        self.refused_at_first += other.refused_at_first;
+        self.last_refused = self.last_refused.max(other.last_refused);
+        self.accepted_at.extend(&other.accepted_at);
+        self.accepted_at.sort_unstable();
+        Ok(())
+    }
+
+    fn note(&mut self, text: String) {
+        if self.samples.len() < SAMPLES && !self.samples.contains(&text) {
+            self.samples.push(text);
+        }
+    }
+}
+
+/// How a crowd stood when it left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Buyers without an order whose last word was that too few units are left.
+    pub wanting: u64,
+    /// Orders of which their buyers did not see the end.
+    pub unfinished: u64,
+    pub end: End,
+}
+
+/// Why a crowd left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Every order was paid, cancelled or expired, and nothing was left or nobody wanted any.
+    Act,
+    /// Its patience ended.
+    Patience,
+    /// It was sent away.
+    SentAway,
+}
+
+/// Counters for a progress line, readable while buyers run.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Clicks that are planned.
+    pub clicks: AtomicU64,
+    /// When the first sale starts, once that is known.
+    pub start: OnceLock<Instant>,
+    pub requests: AtomicU64,
+    pub accepted: AtomicU64,
+    pub refused: AtomicU64,
+    pub unconfirmed: AtomicU64,
+    /// Orders that ended, paid or not, as far as their buyers know.
+    pub ended: AtomicU64,
+    /// Those of them that were paid.
+    pub paid: AtomicU64,
+}
+
+/// One answer to one purchase of one buyer.
+#[derive(Clone, Copy, Debug)]
+pub struct Heard<'a> {
+    pub buyer: u32,
+    pub answer: &'a Answer,
+    pub channel: Channel,
+    /// From the intended start of the click.
+    pub latency: Duration,
+    /// Of a buyer who came again, without a key.
+    pub again: bool,
+}
+
+/// Collects answers from all buyers.
+pub struct Recorder {
+    /// When the sale starts.
+    start: Instant,
+    /// May be shared with the recorders of other sales.
+    pub tally: Arc<Tally>,
+    record: Mutex<ClientRecord>,
+}
+
+impl Recorder {
+    pub fn new(start: Instant, tally: Arc<Tally>) -> anyhow::Result<Self> {
+        Ok(Self { start, tally, record: Mutex::new(ClientRecord::new()?) })
+    }
+
+    /// One answer to one purchase.
+    pub fn answered(&self, heard: &Heard) {
+        let Heard { buyer, answer, channel, latency, again } = *heard;
+        let now = Instant::now();
+        let since_start = now.saturating_duration_since(self.start);
+        let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
+        self.tally.requests.fetch_add(1, Relaxed);
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        record.requests += 1;
+        record.came_again += u64::from(again);
+        match channel {
+            Channel::Status(status) => *record.http.entry(status).or_default() += 1,
+            Channel::NotSent => record.no_answer.not_sent += 1,
+            Channel::Timeout => record.no_answer.timeouts += 1,
+            Channel::Reset => record.no_answer.resets += 1,
+        }
+        record.over_time.count(self.start, now, answer);
+        if matches!(answer, Answer::Accepted(_) | Answer::Refused(_)) {
+            record.gave_up.remove(&buyer);
+        }
+        match answer {
+            Answer::Accepted(order) => {
+                self.tally.accepted.fetch_add(1, Relaxed);
+                record.accepted_answers += 1;
+                record.accepted_us.saturating_record(us);
+                // A replay is an answer, but no sale.
+                if record.accepted.insert((*order, buyer)) {
+                    if again {
+                        record.second.insert(*order);
+                    } else {
+                        record.accepted_at.push((since_start, buyer));
+                    }
+                }
+            }
+            Answer::Refused(refusal) => {
+                self.tally.refused.fetch_add(1, Relaxed);
+                *record.refused.entry(refusal.code).or_default() += 1;
+                record.refused_us.saturating_record(us);
+                if refusal.is(Code::RateLimited) {
+                    record.limited.insert(buyer);
+                }
+                // What came before the start is no part of a rate that counts from the start.
+                if !again && now >= self.start {
+                    record.refused_at_first += 1;
+                    record.last_refused = since_start;
+                }
+            }
+            Answer::Undecided { status, .. } => {
+                self.tally.unconfirmed.fetch_add(1, Relaxed);
+                record.unconfirmed += 1;
+                record.http_5xx += u64::from(status.is_some());
+                record.unconfirmed_buyers.insert(buyer);
+            }
+            Answer::NotSent(why) | Answer::Foreign(why) => {
+                record.client_errors += 1;
+                record.foreign += u64::from(matches!(answer, Answer::Foreign(_)));
+                record.note(why.clone());
+            }
+        }
+    }
+
+    /// A buyer asked after an unknown answer and found an order.
+    pub fn found(&self, buyer: u32) {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up.remove(&buyer);
+    }
+
+    /// A buyer's patience ended without a decision.
+    pub fn gave_up(&self, buyer: u32) {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up.insert(buyer);
+    }
+
+    /// A buyer learned how an order ended.
+    pub fn ended(&self, order: OrderId, status: OrderStatus) {
+        self.tally.ended.fetch_add(1, Relaxed);
+        self.tally.paid.fetch_add(u64::from(status == OrderStatus::Paid), Relaxed);
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).ends.insert(order, status);
+    }
+
+    /// The crowd leaves.
+    pub fn left(&self, waiting: Waiting) {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).waiting = Some(waiting);
+    }
+
+    pub fn into_record(self) -> ClientRecord {
+        self.record.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::Refusal;
+
+    #[test]
+    fn refusals_from_before_the_start_are_counted_but_are_no_part_of_the_rate() {
+        let refused = |start: Instant| {
+            let recorder = Recorder::new(start, Arc::default()).expect("a recorder");
+            let answer = Answer::Refused(Refusal { code: Code::SaleNotStarted.name(), order: None });
+            let (channel, latency) = (Channel::Status(409), Duration::ZERO);
+            recorder.answered(&Heard { buyer: 0, answer: &answer, channel, latency, again: false });
+            let record = recorder.into_record();
+            (record.refused.values().sum::<u64>(), record.refused_at_first)
+        };
+        assert_eq!(refused(Instant::now() + Duration::from_secs(60)), (1, 0));
+        assert_eq!(refused(Instant::now()), (1, 1));
+    }
+}

@@ -1,0 +1,340 @@
+//! The verdict: lets things settle, reads the stores, and holds what buyers were told against what is there.
+//!
+//! Every accepted order is looked up in the ledger's view, and a spread sample of them is read over HTTP by its own
+//! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use futures_util::StreamExt;
+use hyper::body::Bytes;
+use hyper::{Method, Uri};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::buyers::Seen;
+use super::checks;
+use super::client::Client;
+use super::demand::Plan;
+use super::distribution::{Distribution, Distributions};
+use super::machine::Machine;
+use super::record::ClientRecord;
+use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
+use super::timeline::Timeline;
+use super::witness::Witness;
+use seckill::domain::{OrderId, OrderStatus, Reason, SaleId, UserId};
+use seckill::promises::{self, ClientView, Finding, Flow, LedgerView, NAMES, OrderFact, Snapshot, Standing};
+
+/// Most orders that are read back over HTTP when the ledger can be seen, and how many at once.
+const SAMPLE: usize = 2000;
+const AT_ONCE: usize = 32;
+
+/// How often a snapshot is taken again in which something is broken: while orders expire, one look after the other
+/// may meet some that were closed between the two stores.
+const LOOKS: u32 = 4;
+
+/// How long the judge waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For the outbox and Kafka to run empty.
+    pub settle: Duration,
+    /// For as long as this, a finding about two stores is looked at again.
+    pub second_look: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        // The auditor compares claims with rows every five seconds, and a closed order's claim may wait for it.
+        Self { settle: Duration::from_secs(120), second_look: Duration::from_secs(6) }
+    }
+}
+
+/// What was found broken of promises that the ledger keeps alone. Its view is one snapshot, so that such a finding is
+/// true for ever: no later look takes it back.
+#[derive(Debug, Default)]
+pub struct Proven(Vec<Finding>);
+
+impl Proven {
+    const OF_THE_LEDGER: [&str; 3] = ["no_oversell", "one_per_user", "ledger_conserved"];
+
+    /// Keeps what is broken for the first time.
+    pub fn note(&mut self, findings: &[Finding]) {
+        for finding in findings.iter().filter(|finding| finding.holds == Standing::Broken) {
+            let known = self.0.iter().any(|proven| proven.name == finding.name);
+            if Self::OF_THE_LEDGER.contains(&finding.name) && !known {
+                self.0.push(finding.clone());
+            }
+        }
+    }
+
+    /// Replaces later findings of the same promises.
+    pub fn put_back(&self, findings: &mut [Finding]) {
+        for finding in findings {
+            if let Some(proven) = self.0.iter().find(|proven| proven.name == finding.name) {
+                finding.clone_from(proven);
+            }
+        }
+    }
+}
+
+/// Everything that one run is judged by.
+pub struct Case<'a, W> {
+    pub witness: &'a W,
+    pub client: &'a Client,
+    pub plan: &'a Plan,
+    pub sale: SaleId,
+    pub record: &'a ClientRecord,
+    pub setting: Setting,
+    pub patience: Patience,
+}
+
+impl<W: Witness> Case<'_, W> {
+    /// Waits, looks, and judges.
+    pub async fn judge(&self) -> anyhow::Result<Report> {
+        let flow = self.settle().await?;
+        let mut told = self.record.view(self.plan);
+        let Some(ledger) = self.witness.ledger(self.sale).await.context("the ledger does not answer")? else {
+            return self.judge_from_outside(told).await;
+        };
+        told.unreadable = self.unreadable(SAMPLE).await;
+        let redis = self.witness.redis(self.sale).await.context("Redis does not answer")?;
+        let demand_reached_stock = self.record.reached(self.plan, self.setting.stock);
+        let mut snapshot = Snapshot { ledger, redis, flow, client: Some(&told), demand_reached_stock };
+        let mut proven = Proven::default();
+        let mut oversold = 0;
+        for _ in 0..LOOKS {
+            let findings = promises::check(&snapshot);
+            proven.note(&findings);
+            oversold = oversold.max(promises::shortfalls(&snapshot).oversold);
+            if !is_broken(&findings) {
+                break;
+            }
+            // The two stores cannot be read at one instant, and the auditor may be at work: what is really broken
+            // still is when looked at again.
+            sleep(self.patience.second_look / LOOKS).await;
+            snapshot.ledger = self.witness.ledger(self.sale).await?.context("the ledger forgot the sale")?;
+            snapshot.redis = self.witness.redis(self.sale).await?;
+        }
+        let mut orders = BTreeMap::new();
+        for order in &snapshot.ledger.orders {
+            *orders.entry(order.status.as_str()).or_default() += 1;
+        }
+        let short = promises::shortfalls(&snapshot);
+        // Kafka that cannot be seen is no reason to fail; orders that are seen waiting are.
+        let settled = snapshot.flow.is_none_or(Flow::is_settled);
+        let checks = self.checks(Some(&snapshot.ledger));
+        let mut findings = promises::check(&snapshot);
+        proven.put_back(&mut findings);
+        let mut report = self.report(findings, checks, settled);
+        report.orders = orders;
+        report.unanswered_orders = unanswered(&snapshot.ledger, &told);
+        report.oversold = Some(short.oversold.max(oversold));
+        report.unsold = Some(short.unsold);
+        report.duplicates = Some(short.duplicates);
+        report.lost = short.lost;
+        report.dishonoured = short.dishonoured;
+        Ok(report)
+    }
+
+    /// Polls until nothing is on its way or patience ends; the last word is what the promises get to see.
+    async fn settle(&self) -> anyhow::Result<Option<Flow>> {
+        let deadline = Instant::now() + self.patience.settle;
+        let mut ticks = interval(Duration::from_millis(200));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let seen = self.witness.flow(self.sale).await;
+            let done = match &seen {
+                Ok(None) => true,
+                Ok(Some(flow)) => flow.is_settled(),
+                Err(_) => false,
+            };
+            if done || Instant::now() >= deadline {
+                return seen.context("what is on its way cannot be seen");
+            }
+        }
+    }
+
+    /// Accepted orders that their buyers cannot read, among at most `most` spread over all.
+    async fn unreadable(&self, most: usize) -> Vec<OrderId> {
+        let mut accepted: Vec<_> = self.record.accepted.iter().copied().collect();
+        accepted.sort_unstable();
+        let step = accepted.len().div_ceil(most.max(1)).max(1);
+        let read = async |(order, buyer)| (order, self.read(order, buyer).await.is_some());
+        let asked = futures_util::stream::iter(accepted.into_iter().step_by(step)).map(read);
+        let answers: Vec<_> = asked.buffer_unordered(AT_ONCE).collect().await;
+        answers.into_iter().filter(|(_, readable)| !readable).map(|(order, _)| order).collect()
+    }
+
+    /// The state of an order as its buyer reads it, from any node that answers.
+    async fn read(&self, order: OrderId, buyer: u32) -> Option<Seen> {
+        self.ask(&format!("/api/v1/orders/{order}"), buyer).await.filter(|seen| seen.order_id == order)
+    }
+
+    /// Whether the sale shows its buyer another order, that was not rejected.
+    async fn has_another(&self, order: OrderId, buyer: u32) -> bool {
+        let own = self.ask(&format!("/api/v1/sales/{}/order", self.sale), buyer).await;
+        own.is_some_and(|own| own.order_id != order && own.status != OrderStatus::Rejected)
+    }
+
+    /// An order that a buyer asks for, from any node that has it.
+    async fn ask(&self, path: &str, buyer: u32) -> Option<Seen> {
+        let path: Uri = path.parse().ok()?;
+        let caller = &self.plan.buyers[buyer as usize].caller;
+        for node in 0..self.client.nodes() {
+            let reply = self.client.send(buyer as usize + node, Method::GET, &path, caller, Bytes::new()).await;
+            let Some(reply) = reply.ok().filter(|reply| reply.status == 200) else { continue };
+            return serde_json::from_slice::<Seen>(&reply.body).ok();
+        }
+        None
+    }
+
+    /// Without a view of the stores only the buyers can be asked: every accepted order must become readable and
+    /// leave the queue. The other promises are left to the service's own audit.
+    async fn judge_from_outside(&self, told: ClientView) -> anyhow::Result<Report> {
+        let deadline = Instant::now() + self.patience.settle;
+        let mut open: Vec<_> = self.record.accepted.iter().copied().collect();
+        let mut orders: BTreeMap<&'static str, u64> = BTreeMap::new();
+        let mut dishonoured = 0;
+        while !open.is_empty() {
+            let mut still_open = Vec::new();
+            for (order, buyer) in open {
+                match self.read(order, buyer).await {
+                    Some(seen) if seen.status != OrderStatus::Queued => {
+                        *orders.entry(seen.status.as_str()).or_default() += 1;
+                        let rejected = seen.status == OrderStatus::Rejected;
+                        // Only who has another one may be told so.
+                        let excused = rejected
+                            && seen.reason == Some(Reason::AlreadyPurchased)
+                            && self.has_another(order, buyer).await;
+                        dishonoured += u64::from(rejected && !excused);
+                    }
+                    _ => still_open.push((order, buyer)),
+                }
+            }
+            open = still_open;
+            if open.is_empty() || Instant::now() >= deadline {
+                break;
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+        let lost = open.len() as u64;
+        let of_all = format!("of {} accepted orders, read by their buyers", told.answers.len());
+        let found = |promise: &'static str| match promise {
+            "nothing_lost" => (holds_if(lost == 0), format!("{lost} lost {of_all}")),
+            "honoured" => (holds_if(dishonoured == 0), format!("{dishonoured} rejected {of_all}")),
+            _ => (Standing::NotChecked, "the stores cannot be seen from here".to_owned()),
+        };
+        let findings = NAMES.map(|name| {
+            let (holds, detail) = found(name);
+            Finding { name, holds, detail }
+        });
+        let mut report = self.report(findings.to_vec(), self.checks(None), true);
+        report.orders = orders;
+        report.lost = lost;
+        report.dishonoured = dishonoured;
+        Ok(report)
+    }
+
+    /// What this run has to show besides the promises.
+    fn checks(&self, ledger: Option<&LedgerView>) -> Vec<Finding> {
+        self.record.waiting.map_or_else(Vec::new, |waiting| {
+            vec![
+                checks::everybody_decided(self.record),
+                checks::orders_ended(waiting),
+                checks::moves_kept(self.record, ledger),
+            ]
+        })
+    }
+
+    fn report(&self, promises: Vec<Finding>, checks: Vec<Finding>, settled: bool) -> Report {
+        let record = self.record;
+        let accepted = distinct(record);
+        let Setting { broker, redis_fsync, nodes, stock } = self.setting.clone();
+        Report {
+            broker,
+            redis_fsync,
+            nodes,
+            stock,
+            requests: record.requests,
+            accepted,
+            refused: record.refused.clone(),
+            http: record.http.clone(),
+            no_answer: record.no_answer,
+            unconfirmed: record.unconfirmed,
+            gave_up: record.gave_up.len() as u64,
+            orders: BTreeMap::new(),
+            afterwards: record.afterwards(),
+            unanswered_orders: 0,
+            oversold: None,
+            unsold: None,
+            duplicates: None,
+            lost: 0,
+            dishonoured: 0,
+            http_5xx: record.http_5xx,
+            client_errors: record.client_errors,
+            rates: Rates { accepted: record.accepted_per_second(), refused: record.refused_per_second(), persisted: 0 },
+            latency_ms: Latencies {
+                accepted: Quantiles::of(&record.accepted_us),
+                refused: Quantiles::of(&record.refused_us),
+            },
+            latency_distribution: Distributions {
+                accepted: Distribution::of(&record.accepted_us),
+                refused: Distribution::of(&record.refused_us),
+            },
+            timeline: Timeline::default(),
+            machine: Machine::default(),
+            verdict: Verdict::of(promises.iter().chain(&checks), accepted, settled),
+            promises,
+            checks,
+            sales: Vec::new(),
+            settled,
+        }
+    }
+}
+
+/// Orders that no 202 named. Those of buyers who always got an answer are a broken promise, and not counted here.
+fn unanswered(ledger: &LedgerView, told: &ClientView) -> u64 {
+    let named: HashSet<OrderId> = told.answers.iter().map(|answer| answer.order).collect();
+    let without: HashSet<&UserId> = told.unconfirmed.iter().collect();
+    let unnamed = |order: &&OrderFact| !named.contains(&order.id) && without.contains(&order.user);
+    ledger.orders.iter().filter(unnamed).count() as u64
+}
+
+fn distinct(record: &ClientRecord) -> u64 {
+    let mut ids: Vec<_> = record.accepted.iter().map(|(order, _)| *order).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids.len() as u64
+}
+
+fn is_broken(findings: &[Finding]) -> bool {
+    findings.iter().any(|finding| finding.holds == Standing::Broken)
+}
+
+pub(super) const fn holds_if(kept: bool) -> Standing {
+    if kept { Standing::Holds } else { Standing::Broken }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_look_at_the_ledger_proves_no_later_look_takes_back() {
+        let look = |holds, detail: &str| {
+            let finding = |name| Finding { name, holds, detail: detail.to_owned() };
+            NAMES.map(finding).to_vec()
+        };
+        let mut proven = Proven::default();
+        proven.note(&look(Standing::Holds, "well"));
+        proven.note(&look(Standing::Broken, "first"));
+        proven.note(&look(Standing::Broken, "second"));
+        let mut last = look(Standing::Holds, "last");
+        proven.put_back(&mut last);
+        let broken: Vec<_> = last.iter().filter(|finding| finding.holds == Standing::Broken).collect();
+        assert_eq!(broken.iter().map(|finding| finding.name).collect::<Vec<_>>(), Proven::OF_THE_LEDGER);
+        assert!(broken.iter().all(|finding| finding.detail == "first"));
+        assert_eq!(last.iter().filter(|finding| finding.detail == "last").count(), NAMES.len() - broken.len());
+    }
+}

@@ -1,0 +1,60 @@
+//! The view behind the counter: what the verdict needs to see besides the buyers' answers.
+
+use std::collections::BTreeMap;
+use std::future::{Future, ready};
+
+use seckill::domain::SaleId;
+use seckill::promises::{Flow, LedgerView, RedisView};
+
+/// Reads the stores of the service under test. `None` means that this store cannot be seen from here, an error
+/// that it should be seen and does not answer.
+pub trait Witness: Send + Sync {
+    fn ledger(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<LedgerView>>> + Send;
+
+    fn redis(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<RedisView>>> + Send;
+
+    /// What is on its way. The outbox is read before Kafka.
+    fn flow(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<Flow>>> + Send;
+
+    /// Units that no live order holds, as the ledger knows at the moment of the call.
+    fn unsold(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<i64>>> + Send {
+        async move {
+            let view = self.ledger(sale).await?;
+            Ok(view.map(|ledger| ledger.available + ledger.reserve))
+        }
+    }
+
+    /// Units that live orders hold in the ledger: cheap enough to ask ten times a second.
+    fn sold(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<i64>>> + Send;
+
+    /// Units that Redis still sells: as cheap.
+    fn remaining(&self, _: SaleId) -> impl Future<Output = anyhow::Result<Option<i64>>> + Send {
+        ready(Ok(None))
+    }
+
+    /// Versions of the stores that tell theirs, by name.
+    fn versions(&self) -> impl Future<Output = BTreeMap<&'static str, String>> + Send {
+        ready(BTreeMap::new())
+    }
+}
+
+/// Sees nothing: the service is somebody else's, and only its answers are known.
+pub struct Outsider;
+
+impl Witness for Outsider {
+    async fn ledger(&self, _: SaleId) -> anyhow::Result<Option<LedgerView>> {
+        Ok(None)
+    }
+
+    async fn redis(&self, _: SaleId) -> anyhow::Result<Option<RedisView>> {
+        Ok(None)
+    }
+
+    async fn flow(&self, _: SaleId) -> anyhow::Result<Option<Flow>> {
+        Ok(None)
+    }
+
+    async fn sold(&self, _: SaleId) -> anyhow::Result<Option<i64>> {
+        Ok(None)
+    }
+}
