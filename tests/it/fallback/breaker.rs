@@ -1,0 +1,44 @@
+//! The breaker where it stands: between a node and Redis.
+
+use crate::support::audit::{Bench, purchase};
+use crate::support::service::{PATIENCE, prepared};
+use crate::support::wait_until;
+use drive::environment::SandboxSettings;
+use prometheus::Registry;
+use sandbox::{Options, Sandbox};
+use seckill::app::Roles;
+use seckill::domain::{OrderId, Outcome};
+use seckill::fallback::Fallback;
+use seckill::stock::Stock;
+
+/// Whoever has found Redis silent leaves it alone for the time that was agreed, however well it may be again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_breaker_is_open_sends_no_purchase_to_redis() {
+    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
+    let settings = prepared(sandbox.settings("breaker").await.expect("settings")).await;
+    let bench = Bench::start(&settings, Roles::OBSERVE).await;
+    let sale = bench.open_with(10, 5).await;
+    let mut cut = sandbox.proxied(&settings);
+    cut.redis.response_timeout_ms = 300;
+    (cut.fallback.failures, cut.fallback.open_ms) = (1, 3_600_000);
+    let stock = Stock::connect(&cut.redis).expect("a Redis URL");
+    let ledger = bench.running.service.ledger.clone();
+    let node = Fallback::new(&cut.fallback, stock.clone(), ledger, &Registry::new()).expect("metrics");
+    let ask = async |user, spare| {
+        let answer = node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, spare)).await;
+        assert!(matches!(answer.outcome, Outcome::Accepted(_)), "{:?}", answer.outcome);
+    };
+
+    let proxy = sandbox.redis().proxy().expect("a proxy");
+    proxy.cut().await;
+    ask("ann", 1).await;
+    proxy.heal().await;
+    wait_until("the way is open", PATIENCE, async || {
+        matches!(stock.purchase(sale.id, purchase(&sale, "eve")).await.outcome, Outcome::Accepted(_))
+    })
+    .await;
+    let left = bench.remaining(&sale).await;
+    ask("bob", 2).await;
+    assert_eq!(bench.remaining(&sale).await, left);
+    assert_eq!(bench.row(&sale).await.reserve, 3);
+}

@@ -1,0 +1,5 @@
+//! Redis is away: the breaker and the reserve.
+
+mod breaker;
+
+mod reserve;

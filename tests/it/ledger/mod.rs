@@ -1,0 +1,17 @@
+//! The ledger on a real PostgreSQL: whatever is delivered, in whatever order and however often, the books balance.
+
+mod generations;
+
+mod moves;
+
+mod races;
+
+mod recording;
+
+mod reserve;
+
+mod reserve_races;
+
+mod stock;
+
+mod world;

@@ -1,0 +1,5 @@
+//! What becomes of an order after its purchase.
+
+mod closing;
+
+mod life;

@@ -1,0 +1,138 @@
+//! The auditor as operators meet it: a run by hand, a look that changes nothing, and figures to be scraped.
+
+use std::process::Command;
+use std::str::FromStr;
+
+use crate::support::http::Connection;
+use crate::support::service::{PATIENCE, Running, settings};
+use crate::support::wait_until;
+use drive::environment::{SandboxSettings, env_for};
+use redis::AsyncCommands;
+use sandbox::{Options, Sandbox};
+use seckill::app::Roles;
+use seckill::config::Settings;
+use seckill::domain::{OrderId, OrderStatus, Sale, SaleId};
+use seckill::ledger::{self, Ledger};
+use seckill::stock::keys;
+use secrecy::ExposeSecret;
+use sqlx::ConnectOptions;
+use sqlx::postgres::PgConnectOptions;
+
+/// Runs `seckill reconcile …` and answers with the figures of one job: checked, found, repaired.
+fn reconcile(settings: &Settings, sale: &Sale, how: &str, job: &str) -> Option<[u64; 3]> {
+    let id = sale.id.to_string();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_seckill"));
+    command.args(["reconcile", how, "--sale", &id]).envs(env_for(settings));
+    let output = command.output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let line = words.into_iter().find(|words| words.first() == Some(&&*id) && words.get(1) == Some(&job))?;
+    let figure = |at: usize| line[at].parse().expect("a number");
+    Some([figure(2), figure(3), figure(4)])
+}
+
+/// The auditor that never works, and nobody sees it: what it has looked at, found and repaired is always said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dry_run_says_what_a_run_would_do_and_a_run_does_it_once() {
+    let mut settings = settings("auditor_by_hand").await;
+    settings.reconcile.grace_ms = 0;
+    let running = Running::start(&settings, Roles::ALL).await;
+    let sale = running.open_sale(1).await;
+    let mut http = Connection::open(running.address()).await;
+    let bought = http.buy(sale.id, &running.token("ann"), &[]).await;
+    assert_eq!(bought.status, 202, "{}", bought.text);
+    running.settle(sale.id).await;
+    running.stop().await;
+
+    // The closer died between the ledger and Redis.
+    let observer = Running::observe(&settings).await;
+    let order = bought.json()["order_id"].as_str().expect("an id").parse().expect("an order id");
+    observer.service.ledger.close(order, OrderStatus::Cancelled).await.expect("a move");
+    let left = async || observer.service.stock.probe(sale.id).await.expect("an answer").expect("a sale").remaining;
+
+    assert_eq!(reconcile(&settings, &sale, "--dry-run", "release"), Some([1, 1, 0]));
+    assert_eq!(left().await, 0, "a dry run writes nothing");
+    assert_eq!(reconcile(&settings, &sale, "--once", "release"), Some([1, 1, 1]));
+    assert_eq!(left().await, 1);
+    assert_eq!(reconcile(&settings, &sale, "--dry-run", "release"), Some([0, 0, 0]));
+}
+
+#[tokio::test]
+async fn a_role_without_http_shows_its_figures_where_it_is_told_to() {
+    let mut settings = settings("auditor_figures").await;
+    settings.telemetry.bind = Some(([127, 0, 0, 1], 0).into());
+    let running = Running::start(&settings, Roles::RECONCILE).await;
+    running.open_sale(1).await;
+    let http = tokio::sync::Mutex::new(Connection::open(running.address()).await);
+    wait_until("the auditor has looked at the sale", PATIENCE, async || {
+        let metrics = http.lock().await.send("GET", "/metrics", &[], "").await;
+        assert_eq!(metrics.status, 200, "{}", metrics.text);
+        metrics.text.contains("seckill_reconcile_checked_total{job=\"rebuild\"}")
+    })
+    .await;
+    assert_eq!(http.lock().await.send("GET", "/livez", &[], "").await.status, 200);
+    running.stop().await;
+}
+
+/// The orders of a sale whose ledger is older than Redis wait in Kafka in front of those of others, so each catches up
+/// first. Whoever runs the auditor once expects the rebuild, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_by_hand_lets_the_ledger_catch_up_and_then_rebuilds() {
+    let settings = settings("auditor_catches_up").await;
+    let running = Running::start(&settings, Roles::ALL).await;
+    let sale = running.open_sale(2).await;
+    let mut http = Connection::open(running.address()).await;
+    assert_eq!(http.buy(sale.id, &running.token("ann"), &[]).await.status, 202);
+    running.settle(sale.id).await;
+    running.stop().await;
+
+    let observer = Running::observe(&settings).await;
+    let client = redis::Client::open(settings.redis.url.expose_secret()).expect("a URL");
+    let mut redis = client.get_multiplexed_async_connection().await.expect("Redis answers");
+    let () = redis.hset(keys::sale(sale.id), "generation", 5).await.expect("a hash");
+    assert_eq!(reconcile(&settings, &sale, "--once", "restore"), Some([1, 0, 0]), "one live order, and its claim");
+    let row = observer.service.ledger.stock(sale.id).await.expect("an answer").expect("a row");
+    assert_eq!(row.generation, 6);
+    let news = observer.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
+    assert_eq!((news.epoch.generation, news.remaining), (6, 1));
+}
+
+/// A connection that a firewall forgot never ends. Whoever waits on it would look at that sale no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_at_a_postgresql_that_fell_silent_ends() {
+    let sandbox = Sandbox::start(Options::none().postgres()).await.expect("PostgreSQL starts");
+    let mut settings = sandbox.settings("silence").await.expect("settings").postgres;
+    let direct = Ledger::connect(&settings, PATIENCE).await.expect("a ledger");
+    ledger::migrate(direct.pool()).await.expect("the schema");
+    // The server ends a wait for a lock after 1.5 seconds, and the client gives up on a silent server after nine.
+    settings.statement_timeout_ms = 3_000;
+    let proxy = sandbox.postgres().proxy().expect("a proxy");
+    let own = PgConnectOptions::from_str(settings.url.expose_secret()).expect("a URL");
+    settings.url = own.port(proxy.port()).to_url_lossy().to_string().into();
+    let far = Ledger::connect(&settings, PATIENCE).await.expect("a ledger");
+
+    let mut lock = direct.pool().begin().await.expect("a transaction");
+    sqlx::query("LOCK TABLE stock, orders").execute(&mut *lock).await.expect("the lock");
+    let (sale, order) = (SaleId::new(1).expect("an id"), OrderId::mint(SaleId::new(1).expect("an id"), 1, 1));
+    let looks = async {
+        let orders = [order];
+        let (stock, overdue, claimed, standings) =
+            tokio::join!(far.stock(sale), far.overdue(sale, 1), far.claimed(sale, 0), far.standings(&orders));
+        [stock.err(), overdue.err(), claimed.err(), standings.err()]
+    };
+    let silence = async {
+        let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+        wait_until("all of them wait", PATIENCE, async || {
+            sqlx::query_scalar::<_, i64>(waiting).fetch_one(direct.pool()).await.expect("a count") == 4
+        })
+        .await;
+        proxy.strand();
+        lock.rollback().await.expect("an end");
+    };
+    let (ended, ()) = tokio::join!(tokio::time::timeout(PATIENCE, looks), silence);
+    for error in ended.expect("every look ends") {
+        let error = error.expect("nobody answered").to_string();
+        assert!(error.contains("silent"), "{error}");
+    }
+}

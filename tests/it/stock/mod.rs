@@ -1,0 +1,7 @@
+//! Step 4: the scripts and who calls them.
+
+mod batches;
+
+mod model;
+
+mod scripts;

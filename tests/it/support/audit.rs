@@ -1,0 +1,121 @@
+//! An auditor that is run by hand, and the sale that it looks at.
+
+use prometheus::Registry;
+use seckill::app::Roles;
+use seckill::catalogue::NewSale;
+use seckill::config::Settings;
+use seckill::domain::{OrderId, OrderMessage, OrderStatus, Outcome, Purchase, Reason, Sale};
+use seckill::ledger::StockRow;
+use seckill::lock::Lock;
+use seckill::outbox::Publisher;
+use seckill::reconcile::{Auditor, Parts};
+use seckill::stock::keys;
+use secrecy::ExposeSecret;
+
+use crate::support::service::{Running, new_sale, settings};
+
+/// A service without an auditor of its own, and one to be run by hand.
+pub struct Bench {
+    pub running: Running,
+    pub auditor: Auditor,
+    pub lock: Lock,
+}
+
+/// No grace: in these tests nothing is on its way that is not waited for.
+pub async fn hasty(name: &str) -> Settings {
+    let mut settings = settings(name).await;
+    settings.reconcile.grace_ms = 0;
+    settings
+}
+
+impl Bench {
+    pub async fn start(settings: &Settings, roles: Roles) -> Self {
+        let running = Running::start(settings, roles).await;
+        let lock = Lock::new(&settings.redis, running.service.ledger.pool().clone()).expect("a lock");
+        let parts = Parts {
+            catalogue: running.service.catalogue.clone(),
+            ledger: running.service.ledger.clone(),
+            stock: running.service.stock.clone(),
+            lock: lock.clone(),
+            publisher: Publisher::new(&settings.kafka).expect("a producer"),
+        };
+        let auditor = Auditor::new(settings, parts, &Registry::new()).expect("metrics");
+        Self { running, auditor, lock }
+    }
+
+    pub async fn open(&self, total: u32) -> Sale {
+        self.open_with(total, 0).await
+    }
+
+    /// So many of the units in reserve.
+    pub async fn open_with(&self, total: u32, reserve: u32) -> Sale {
+        let id = self.running.open_sale_of(NewSale { total, reserve: Some(reserve), ..new_sale() }).await.id;
+        (*self.running.service.catalogue.get(id).expect("a known sale")).clone()
+    }
+
+    /// Buys straight from the stock.
+    pub async fn buy(&self, sale: &Sale, user: &str) -> Purchase {
+        let purchase = purchase(sale, user);
+        let outcome = self.running.service.stock.purchase(sale.id, purchase.clone()).await.outcome;
+        assert!(matches!(outcome, Outcome::Accepted(_)), "{outcome:?}");
+        purchase
+    }
+
+    /// Writes the row as the consumer would.
+    pub async fn record(&self, sale: &Sale, purchase: &Purchase) {
+        let message = OrderMessage {
+            id: purchase.order,
+            sale: sale.id,
+            user: purchase.user.clone(),
+            quantity: purchase.quantity,
+            generation: purchase.generation,
+            accepted_ms: 0,
+            request: None,
+        };
+        self.running.service.ledger.record(&[message]).await.expect("a row");
+    }
+
+    pub async fn audit(&self, sale: &Sale) -> seckill::reconcile::Figures {
+        self.auditor.run_once(sale, true).await.expect("a run")
+    }
+
+    pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
+        let client = redis::Client::open(self.running.settings.redis.url.expose_secret()).expect("a URL");
+        client.get_multiplexed_async_connection().await.expect("Redis answers")
+    }
+
+    pub async fn drain_outbox(&self, sale: &Sale) {
+        let trim = redis::cmd("XTRIM").arg(keys::outbox(sale.id)).arg("MAXLEN").arg(0).to_owned();
+        trim.exec_async(&mut self.redis().await).await.expect("a stream");
+    }
+
+    pub async fn status(&self, order: OrderId) -> Option<(OrderStatus, Option<Reason>)> {
+        let order = self.running.service.ledger.order(order).await.expect("an answer");
+        order.map(|order| (order.status, order.reason))
+    }
+
+    pub async fn row(&self, sale: &Sale) -> StockRow {
+        self.running.service.ledger.stock(sale.id).await.expect("an answer").expect("a row")
+    }
+
+    pub async fn remaining(&self, sale: &Sale) -> u32 {
+        self.running.service.stock.probe(sale.id).await.expect("an answer").expect("a warm sale").remaining
+    }
+
+    /// Runs a statement that no part of the service would, about this sale as `$1`.
+    pub async fn meddle(&self, sale: &Sale, sql: &'static str) {
+        let query = sqlx::query(sql).bind(sale.id.get());
+        query.execute(self.running.service.ledger.pool()).await.expect("a statement");
+    }
+}
+
+/// One unit, as a node asks for it at the generation that it has heard of.
+pub fn purchase(sale: &Sale, user: &str) -> Purchase {
+    Purchase {
+        order: OrderId::mint(sale.id, 1, rand::random()),
+        user: user.parse().expect("a user id"),
+        quantity: 1,
+        generation: sale.generation,
+        request: None,
+    }
+}

@@ -1,0 +1,13 @@
+//! What tests of several stages share.
+
+pub mod audit;
+
+pub mod flow;
+
+pub mod http;
+
+pub mod service;
+
+pub mod shop;
+
+pub use sandbox::wait_until;

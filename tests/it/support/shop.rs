@@ -1,0 +1,168 @@
+//! A sale that is open in Redis, without a ledger behind it: what tests of the stock need.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use redis::AsyncCommands;
+use redis::aio::MultiplexedConnection;
+use seckill::config;
+use seckill::domain::{
+    Accepted, OrderId, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, SaleState, StockNews, UserId,
+};
+use seckill::stock::script::WarmCode;
+use seckill::stock::{Frozen, Home, OnSale, Stock, WarmPart, keys};
+use secrecy::ExposeSecret;
+use time::{Duration, OffsetDateTime};
+
+/// Tests share a Redis; each takes a sale of its own.
+static NEXT_SALE: AtomicI32 = AtomicI32::new(1);
+static NEXT_ORDER: AtomicI32 = AtomicI32::new(1);
+
+pub struct Shop {
+    pub stock: Stock,
+    pub sale: Sale,
+    pub redis: MultiplexedConnection,
+}
+
+/// A sale that is open from an hour ago until in an hour, of `total` units, at most three per order.
+pub fn sale(total: u32) -> Sale {
+    let id = SaleId::new(NEXT_SALE.fetch_add(1, Ordering::Relaxed)).expect("a sale id");
+    let now = OffsetDateTime::now_utc();
+    Sale {
+        id,
+        name: "a sale".to_owned(),
+        price_cents: 100,
+        max_quantity: 3,
+        starts_at: now - Duration::HOUR,
+        ends_at: now + Duration::HOUR,
+        state: SaleState::Open,
+        challenge: false,
+        revision: 1,
+        generation: 1,
+        total,
+        reserve: 0,
+    }
+}
+
+impl Shop {
+    /// Opens a sale of `total` units at generation 1.
+    pub async fn open(settings: &config::Redis, total: u32) -> Self {
+        Self::open_sale(settings, sale(total)).await
+    }
+
+    pub async fn open_sale(settings: &config::Redis, sale: Sale) -> Self {
+        let shop = Self::closed(settings, sale).await;
+        let home = shop.freeze(1).await;
+        assert_eq!(shop.warm(1, &home).await, WarmCode::Warmed);
+        shop
+    }
+
+    /// Knows of a sale, but does not put it into Redis.
+    pub async fn closed(settings: &config::Redis, sale: Sale) -> Self {
+        let client = redis::Client::open(settings.url.expose_secret()).expect("a Redis URL");
+        let redis = client.get_multiplexed_async_connection().await.expect("Redis answers");
+        Self { stock: Stock::connect(settings).expect("a Redis URL"), sale, redis }
+    }
+
+    pub async fn freeze(&self, token: i64) -> Home {
+        match self.stock.freeze(self.sale.id, token).await.expect("Redis answers") {
+            Frozen::Yes { home, .. } => home,
+            Frozen::Stale => panic!("a greater token was here"),
+        }
+    }
+
+    pub async fn warm(&self, token: i64, home: &Home) -> WarmCode {
+        let Sale { generation, total, .. } = self.sale;
+        let on_sale = OnSale { generation, total, remaining: total };
+        self.stock.warm(&self.sale, token, home, &on_sale, WarmPart::FRESH).await.expect("Redis answers")
+    }
+
+    /// A purchase of one unit, with an order id of its own.
+    pub fn purchase(&self, user: &str) -> Purchase {
+        let chance = NEXT_ORDER.fetch_add(1, Ordering::Relaxed).unsigned_abs();
+        Purchase {
+            order: OrderId::mint(self.sale.id, 1, chance.into()),
+            user: user.parse().expect("a user id"),
+            quantity: 1,
+            generation: self.sale.generation,
+            request: None,
+        }
+    }
+
+    /// A purchase with an Idempotency-Key; the fingerprint is made of the quantity.
+    pub fn keyed(&self, user: &str, key: &str, quantity: u32) -> Purchase {
+        let user: UserId = user.parse().expect("a user id");
+        Purchase {
+            order: OrderId::derived(self.sale.id, &user, key, self.sale.generation),
+            user,
+            quantity,
+            generation: self.sale.generation,
+            request: Some(RequestKey { key: key.to_owned(), fingerprint: format!("{quantity:016x}") }),
+        }
+    }
+
+    pub async fn run(&self, batch: &[Purchase]) -> Vec<Outcome> {
+        self.stock.purchase_batch(self.sale.id, batch).await.expect("Redis answers").outcomes
+    }
+
+    pub async fn one(&self, purchase: Purchase) -> Outcome {
+        self.run(&[purchase]).await.remove(0)
+    }
+
+    /// What a probe says; `None` when cold.
+    pub async fn probe(&self) -> Option<StockNews> {
+        self.stock.probe(self.sale.id).await.expect("Redis answers")
+    }
+
+    pub async fn remaining(&self) -> u32 {
+        self.probe().await.expect("a warm sale").remaining
+    }
+
+    /// Everything that Redis holds of the sale, to see that nothing has changed.
+    pub async fn everything(&self) -> (HashMap<String, String>, HashMap<String, String>, HashMap<String, String>, u64) {
+        let mut redis = self.redis.clone();
+        let id = self.sale.id;
+        (
+            redis.hgetall(keys::sale(id)).await.expect("a hash"),
+            redis.hgetall(keys::claims(id)).await.expect("a hash"),
+            redis.hgetall(keys::requests(id)).await.expect("a hash"),
+            redis::cmd("XLEN").arg(keys::outbox(id)).query_async(&mut redis).await.expect("a stream"),
+        )
+    }
+
+    pub async fn set(&self, field: &str, value: &str) {
+        let () = self.redis.clone().hset(keys::sale(self.sale.id), field, value).await.expect("a hash");
+    }
+}
+
+pub fn accepted(purchase: &Purchase) -> Outcome {
+    Outcome::Accepted(Accepted { order: purchase.order, quantity: purchase.quantity, replayed: false })
+}
+
+pub fn repeated(purchase: &Purchase) -> Outcome {
+    Outcome::Accepted(Accepted { order: purchase.order, quantity: purchase.quantity, replayed: true })
+}
+
+pub fn refused(refusal: Refusal) -> Outcome {
+    Outcome::Refused(refusal)
+}
+
+pub fn is_accepted(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Accepted(_))
+}
+
+impl Shop {
+    /// Warms with the run id of some other process.
+    pub async fn warm_elsewhere(&self) -> WarmCode {
+        self.freeze(1).await;
+        self.set("fence", "1").await;
+        let elsewhere = Home::of("0123456789abcdef");
+        self.warm(1, &elsewhere).await
+    }
+
+    /// Removes what stands in the outbox, as a relay would.
+    pub async fn drain_outbox(&self) {
+        let trim = redis::cmd("XTRIM").arg(keys::outbox(self.sale.id)).arg("MAXLEN").arg(0).to_owned();
+        trim.exec_async(&mut self.redis.clone()).await.expect("a stream");
+    }
+}
