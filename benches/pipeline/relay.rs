@@ -24,7 +24,7 @@ pub async fn measure(sandbox: &Sandbox, rounds: usize, orders: usize, report: &m
     let mut redis = redis::Client::open(settings.redis.url.expose_secret())?.get_multiplexed_async_connection().await?;
     let stock = Stock::connect(&settings.redis)?;
     let publisher = Publisher::new(&settings.kafka)?;
-    let metrics = Metrics::register(&prometheus::Registry::new())?;
+    let metrics = Metrics::registered(&prometheus::Registry::new())?;
     let topic: Arc<str> = settings.kafka.topic.as_str().into();
     // The first letter waits for the producer to find its broker.
     produce(&publisher, &topic, SaleId::new(1)?, 1).await?;

@@ -1,10 +1,24 @@
 //! What admission counts: one counter per outcome, resolved once, so that a refusal costs one atomic addition.
 
-use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounter, Registry};
 
 use super::buckets::Gauges;
 
-/// Counters of [`super::Admission`].
+crate::metrics! {
+    /// As they are shown.
+    struct All {
+        /// Purchases let through to the stock.
+        admitted: IntCounter = "seckill_admission_admitted_total",
+        /// Purchases refused before the stock, by what refused them.
+        refused: IntCounterVec["by"] = "seckill_admission_refused_total",
+        /// Token buckets held in memory, as of the last sweep.
+        tracked: IntGaugeVec["bucket"] = "seckill_admission_tracked_keys",
+        /// Purchases that no bucket of their own held, because admission.max_tracked was reached.
+        untracked: IntCounterVec["bucket"] = "seckill_admission_untracked_total",
+    }
+}
+
+/// Counters of [`super::Admission`], each resolved once.
 pub(super) struct Metrics {
     pub admitted: IntCounter,
     pub blocked: IntCounter,
@@ -17,34 +31,15 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let admitted = IntCounter::new("seckill_admission_admitted_total", "Purchases let through to the stock")?;
-        let refused = IntCounterVec::new(
-            Opts::new("seckill_admission_refused_total", "Purchases refused before the stock, by what refused them"),
-            &["by"],
-        )?;
-        let tracked = IntGaugeVec::new(
-            Opts::new("seckill_admission_tracked_keys", "Token buckets held in memory, as of the last sweep"),
-            &["bucket"],
-        )?;
-        let untracked = IntCounterVec::new(
-            Opts::new(
-                "seckill_admission_untracked_total",
-                "Purchases that no bucket of their own held, because admission.max_tracked was reached",
-            ),
-            &["bucket"],
-        )?;
-        registry.register(Box::new(admitted.clone()))?;
-        registry.register(Box::new(refused.clone()))?;
-        registry.register(Box::new(tracked.clone()))?;
-        registry.register(Box::new(untracked.clone()))?;
+    pub fn registered(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let all = All::registered(registry)?;
         let gauges = |bucket| Gauges {
-            tracked: tracked.with_label_values(&[bucket]),
-            untracked: untracked.with_label_values(&[bucket]),
+            tracked: all.tracked.with_label_values(&[bucket]),
+            untracked: all.untracked.with_label_values(&[bucket]),
         };
-        let refused_by = |by| refused.with_label_values(&[by]);
+        let refused_by = |by| all.refused.with_label_values(&[by]);
         Ok(Self {
-            admitted,
+            admitted: all.admitted.clone(),
             blocked: refused_by("blacklist"),
             user: refused_by("user_bucket"),
             address: refused_by("address_bucket"),

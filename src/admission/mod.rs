@@ -143,7 +143,7 @@ impl<C: Clock + Clone> Admission<C> {
         if settings.challenge_bits > challenge::MOST_BITS {
             return Err(Error::TooMuchWork);
         }
-        let metrics = Metrics::register(registry)?;
+        let metrics = Metrics::registered(registry)?;
         let ttl = Duration::from_secs(settings.challenge_ttl_s);
         Ok(Self {
             proxies: TrustedProxies::new(&http.trusted_proxies),

@@ -21,7 +21,7 @@ pub struct Measured(Http);
 
 impl Measured {
     pub fn register(registry: &prometheus::Registry) -> Result<Self, prometheus::Error> {
-        Http::register(registry).map(Self)
+        Http::registered(registry).map(Self)
     }
 
     /// A resource under `path` whose answers count as those of `name`. Other methods than its own are refused.

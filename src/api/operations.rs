@@ -18,7 +18,7 @@ pub async fn readyz(api: web::Data<Api>) -> HttpResponse {
 }
 
 pub async fn metrics(api: web::Data<Api>) -> Result<HttpResponse, Problem> {
-    let text = telemetry::render(&api.registry).map_err(|error| orders::fault("writing the metrics", &error))?;
+    let text = telemetry::scrape(&api.registry).await.map_err(|error| orders::fault("writing the metrics", &error))?;
     Ok(HttpResponse::Ok().content_type(telemetry::CONTENT_TYPE).body(text))
 }
 

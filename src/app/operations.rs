@@ -27,7 +27,7 @@ pub fn start(bind: SocketAddr, registry: Registry, stop: &Stop) -> anyhow::Resul
 }
 
 async fn answer(registry: Registry) -> HttpResponse {
-    match telemetry::render(&registry) {
+    match telemetry::scrape(&registry).await {
         Ok(text) => HttpResponse::Ok().content_type(telemetry::CONTENT_TYPE).body(text),
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "the metrics cannot be written");

@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn offsets_of_an_assignment_that_is_gone_are_never_committed() {
         let (done, finished) = channel();
-        let metrics = Metrics::register(&Registry::new()).expect("a fresh registry");
+        let metrics = Metrics::registered(&Registry::new()).expect("a fresh registry");
         let group = Group::new("orders", metrics, finished);
         let finish = |assignment| {
             let offsets = Some(Offsets::from([(0, 7)]));

@@ -86,7 +86,7 @@ impl<R: Record> Consumer<R> {
             settings: settings.clone(),
             recorder,
             publisher: Publisher::new(&settings.kafka).context("the Kafka producer for dead letters cannot be made")?,
-            metrics: Metrics::register(registry)?,
+            metrics: Metrics::registered(registry)?,
         })
     }
 

@@ -48,7 +48,7 @@ impl Fallback {
     ) -> Result<Self, prometheus::Error> {
         let circuit = Circuit::new(settings.failures, Duration::from_millis(settings.open_ms), Instant::now);
         let seats = Arc::new(Semaphore::new(settings.concurrency));
-        Ok(Self { stock, ledger, circuit, seats, metrics: Metrics::register(registry)? })
+        Ok(Self { stock, ledger, circuit, seats, metrics: Metrics::registered(registry)? })
     }
 
     /// The answer of the stock or, where it has none, that of the reserve. `spare` is an order id that nobody has used.

@@ -83,7 +83,7 @@ impl Ledger {
         // PostgreSQL's intervals count microseconds.
         let pay_within = Duration::from_millis(pay_within.as_millis().try_into().unwrap_or(u64::MAX));
         let patience = 3 * Duration::from_millis(settings.statement_timeout_ms);
-        Ok(Self { pool, pay_within, patience, metrics: Metrics::new() })
+        Ok(Self { pool, pay_within, patience, metrics: Metrics::unregistered() })
     }
 
     /// Gives up on a server that is silent: a connection that a firewall forgot, or whose server died behind a

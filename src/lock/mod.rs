@@ -125,7 +125,7 @@ impl Lock {
     /// Starts the thread; connects at the first use. The connection is never shared with purchases, and Redis must
     /// be the one that holds the sales. `pool` leads to the ledger.
     pub fn new(settings: &config::Redis, pool: PgPool) -> Result<Self, Error> {
-        let metrics = Metrics::new();
+        let metrics = Metrics::unregistered();
         Ok(Self { keeper: Keeper::start(settings, metrics.clone())?, pool, metrics })
     }
 

@@ -65,7 +65,7 @@ impl Relay {
             settings: settings.clone(),
             sales,
             publisher: Publisher::new(&settings.kafka).context("the Kafka producer cannot be made")?,
-            metrics: Metrics::register(registry)?,
+            metrics: Metrics::registered(registry)?,
             homes: Homes::default(),
             consumer: format!("relay-{}", Uuid::new_v4()),
         })

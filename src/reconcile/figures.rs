@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry};
-
 /// The jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Job {
@@ -86,35 +84,21 @@ impl Figures {
     }
 }
 
-/// Counters of the auditor.
-#[derive(Clone)]
-pub struct Metrics {
-    checked: IntCounterVec,
-    found: IntCounterVec,
-    repaired: IntCounterVec,
-    rebuild_seconds: Histogram,
+crate::metrics! {
+    /// Counters of the reconciler.
+    pub struct Metrics {
+        /// Sales, orders and claims that were checked.
+        checked: IntCounterVec["job"] = "seckill_reconcile_checked_total",
+        /// Things to be repaired, each run they are seen in.
+        found: IntCounterVec["job"] = "seckill_reconcile_found_total",
+        /// Things repaired.
+        repaired: IntCounterVec["job"] = "seckill_reconcile_repaired_total",
+        /// Time from the freeze of a sale until it sells again.
+        rebuild_seconds: Histogram = "seckill_reconcile_rebuild_seconds",
+    }
 }
 
 impl Metrics {
-    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name, help| -> Result<IntCounterVec, prometheus::Error> {
-            let counter = IntCounterVec::new(Opts::new(name, help), &["job"])?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok(counter)
-        };
-        let rebuild_seconds = Histogram::with_opts(HistogramOpts::new(
-            "seckill_reconcile_rebuild_seconds",
-            "Time from the freeze of a sale until it sells again",
-        ))?;
-        registry.register(Box::new(rebuild_seconds.clone()))?;
-        Ok(Self {
-            checked: counter("seckill_reconcile_checked_total", "Sales, orders and claims that were looked at")?,
-            found: counter("seckill_reconcile_found_total", "Things to be repaired, each run they are seen in")?,
-            repaired: counter("seckill_reconcile_repaired_total", "Things repaired")?,
-            rebuild_seconds,
-        })
-    }
-
     pub(super) fn inspected(&self, figures: &Figures) {
         for (job, figure) in &figures.0 {
             self.checked.with_label_values(&[job.as_str()]).inc_by(figure.checked);

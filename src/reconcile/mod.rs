@@ -101,7 +101,7 @@ impl Auditor {
             lock,
             publisher,
             seats: Semaphore::new((settings.postgres.max_connections / 2).max(1) as usize),
-            metrics: Metrics::register(registry)?,
+            metrics: Metrics::registered(registry)?,
         })
     }
 

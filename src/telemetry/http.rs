@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{Histogram, IntCounter, IntGauge};
 
 /// The route of every path that is none of ours.
 pub const UNMATCHED: &str = "unmatched";
@@ -17,32 +17,19 @@ const FINE: &str = "none";
 const BUCKETS: [f64; 14] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 
-/// Metrics of all routes of a node.
-#[derive(Clone)]
-pub struct Http {
-    requests: IntCounterVec,
-    seconds: HistogramVec,
-    in_flight: IntGauge,
+crate::metrics! {
+    /// Metrics of all routes of a node.
+    pub struct Http {
+        /// Answered requests by route, class of status and problem code.
+        requests: IntCounterVec["route", "status", "code"] = "seckill_http_requests_total",
+        /// Time from the request's head to its answer.
+        seconds: HistogramVec["route"](&BUCKETS) = "seckill_http_request_seconds",
+        /// Requests that are being answered.
+        in_flight: IntGauge = "seckill_http_in_flight_requests",
+    }
 }
 
 impl Http {
-    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let requests = IntCounterVec::new(
-            Opts::new("seckill_http_requests_total", "Answered requests by route, class of status and problem code"),
-            &["route", "status", "code"],
-        )?;
-        let seconds = HistogramVec::new(
-            HistogramOpts::new("seckill_http_request_seconds", "Time from the request's head to its answer")
-                .buckets(BUCKETS.to_vec()),
-            &["route"],
-        )?;
-        let in_flight = IntGauge::new("seckill_http_in_flight_requests", "Requests that are being answered")?;
-        registry.register(Box::new(requests.clone()))?;
-        registry.register(Box::new(seconds.clone()))?;
-        registry.register(Box::new(in_flight.clone()))?;
-        Ok(Self { requests, seconds, in_flight })
-    }
-
     /// The handles of one route: resolve once, at start-up, and keep.
     pub fn route(&self, name: &'static str) -> Route {
         Route {
@@ -108,13 +95,15 @@ const fn class(status: u16) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use prometheus::Registry;
+
     use super::*;
     use crate::telemetry::render;
 
     #[test]
     fn answers_are_counted_by_route_class_and_code() {
         let registry = Registry::new();
-        let http = Http::register(&registry).expect("metrics");
+        let http = Http::registered(&registry).expect("metrics");
         let purchase = http.route("purchase");
         purchase.answered(202, None, Duration::from_millis(3));
         let sold_out = purchase.counter(409, "sold_out");
@@ -137,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_request_is_in_flight_until_it_is_dropped_however_it_ends() {
-        let http = Http::register(&Registry::new()).expect("metrics");
+        let http = Http::registered(&Registry::new()).expect("metrics");
         let one = http.route("purchase").enter();
         let two = http.route("order").enter();
         assert_eq!(http.in_flight.get(), 2);
@@ -148,7 +137,7 @@ mod tests {
     #[test]
     fn registering_twice_is_an_error_and_not_a_panic() {
         let registry = Registry::new();
-        assert!(Http::register(&registry).is_ok());
-        assert!(Http::register(&registry).is_err());
+        assert!(Http::registered(&registry).is_ok());
+        assert!(Http::registered(&registry).is_err());
     }
 }

@@ -11,6 +11,9 @@
 
 pub mod http;
 
+mod metrics;
+
+#[cfg(target_os = "linux")]
 mod process;
 
 use anyhow::Context;
@@ -55,14 +58,23 @@ pub fn announce(role: &str, settings: &Settings) {
 /// global: several services in one process, as in tests, would otherwise fight over names.
 pub fn registry() -> anyhow::Result<Registry> {
     let registry = Registry::new();
-    registry.register(Box::new(process::Process::new()?))?;
+    // The standard collector knows no other system.
+    #[cfg(target_os = "linux")]
+    registry.register(Box::new(process::Process::new()))?;
     Ok(registry)
 }
 
 /// The `Content-Type` of [`render`].
 pub const CONTENT_TYPE: &str = prometheus::TEXT_FORMAT;
 
-/// Everything in `registry`, in the text format that is scraped.
+/// Everything in `registry`, in the text format that is scraped. Gathering reads `/proc`, so it runs on a thread that
+/// may block, not on the one that answers buyers.
+pub async fn scrape(registry: &Registry) -> anyhow::Result<String> {
+    let registry = registry.clone();
+    tokio::task::spawn_blocking(move || render(&registry)).await?
+}
+
+/// As [`scrape`], on this thread.
 pub fn render(registry: &Registry) -> anyhow::Result<String> {
     TextEncoder::new().encode_to_string(&registry.gather()).context("the metrics cannot be written")
 }
@@ -147,7 +159,7 @@ mod tests {
     #[test]
     fn two_services_of_one_process_have_a_registry_each() {
         let (one, other) = (registry().expect("a registry"), registry().expect("another"));
-        assert!(http::Http::register(&one).is_ok() && http::Http::register(&other).is_ok());
+        assert!(http::Http::registered(&one).is_ok() && http::Http::registered(&other).is_ok());
         let text = render(&one).expect("text");
         assert!(text.contains("process_resident_memory_bytes") && text.contains("process_open_fds"), "{text}");
     }

@@ -32,7 +32,7 @@ fn cut_off(settings: &Settings) -> Settings {
 
 fn worker(settings: &Settings, sale: SaleId, name: &str) -> Worker {
     let publisher = Publisher::new(&settings.kafka).unwrap();
-    Worker::new(settings, sale, name, publisher, Metrics::register(&Registry::new()).unwrap(), Homes::default())
+    Worker::new(settings, sale, name, publisher, Metrics::registered(&Registry::new()).unwrap(), Homes::default())
         .unwrap()
 }
 

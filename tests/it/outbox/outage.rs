@@ -106,7 +106,7 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..500)).await;
     let publisher = Publisher::with_queue(&settings.kafka, 10).unwrap();
-    let metrics = Metrics::register(&Registry::new()).unwrap();
+    let metrics = Metrics::registered(&Registry::new()).unwrap();
     let worker = Worker::new(&settings, sale(1), "full", publisher, metrics.clone(), Homes::default()).unwrap();
     let stop = CancellationToken::new();
     let longest = Arc::new(AtomicU64::new(0));

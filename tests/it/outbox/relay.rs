@@ -25,7 +25,7 @@ async fn settings(name: &str) -> Settings {
 
 fn worker(settings: &Settings, name: &str) -> Worker {
     let publisher = Publisher::new(&settings.kafka).unwrap();
-    Worker::new(settings, sale(1), name, publisher, Metrics::register(&Registry::new()).unwrap(), Homes::default())
+    Worker::new(settings, sale(1), name, publisher, Metrics::registered(&Registry::new()).unwrap(), Homes::default())
         .unwrap()
 }
 
