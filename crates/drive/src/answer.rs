@@ -34,7 +34,7 @@ pub fn refusals() -> impl Iterator<Item = &'static str> {
 
 /// How an answer came back, whatever it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Channel {
+pub enum Transport {
     /// An HTTP status.
     Status(u16),
     /// No connection could be made.
@@ -44,7 +44,7 @@ pub enum Channel {
     Reset,
 }
 
-impl Channel {
+impl Transport {
     pub const fn of(result: &Result<Reply, Failure>) -> Self {
         match result {
             Ok(reply) => Self::Status(reply.status),
@@ -67,7 +67,7 @@ pub enum Answer {
     /// Nothing was sent: the client could not connect.
     NotSent(String),
     /// An answer that the contract does not know.
-    Foreign(String),
+    Unexpected(String),
 }
 
 /// A decided no, and what it says besides.
@@ -107,7 +107,7 @@ impl Answer {
         match reply.status {
             202 => match serde_json::from_slice::<Accepted>(&reply.body) {
                 Ok(accepted) => Self::Accepted(accepted.order_id),
-                Err(error) => Self::Foreign(format!("202 without an order: {error}")),
+                Err(error) => Self::Unexpected(format!("202 without an order: {error}")),
             },
             400..500 => {
                 let problem = serde_json::from_slice::<Problem>(&reply.body).ok();
@@ -125,7 +125,7 @@ impl Answer {
     fn foreign(reply: &Reply) -> Self {
         const SHOWN: usize = 120;
         let text = String::from_utf8_lossy(&reply.body[..reply.body.len().min(SHOWN)]).into_owned();
-        Self::Foreign(format!("{} {text}", reply.status))
+        Self::Unexpected(format!("{} {text}", reply.status))
     }
 
     /// Whether the buyer has to ask again to know.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::record::{ClientRecord, End, Waiting};
+use super::record::{ClientRecord, FinalState, StopReason};
 use super::verdict::holds_if;
 use seckill::domain::{OrderId, OrderStatus, UserId};
 use seckill::promises::{Finding, LedgerView, Standing};
@@ -20,13 +20,13 @@ pub const NAMES: [&str; 8] = [
 ];
 
 /// Every order of the crowd was paid, cancelled or expired before patience ended.
-pub fn orders_ended(waiting: Waiting) -> Finding {
+pub fn orders_ended(waiting: FinalState) -> Finding {
     let (holds, detail) = match waiting.end {
-        End::SentAway => (Standing::NotChecked, "the crowd was sent away".to_owned()),
-        End::Patience if waiting.unfinished > 0 => {
+        StopReason::Cancelled => (Standing::NotChecked, "the crowd was sent away".to_owned()),
+        StopReason::TimedOut if waiting.unfinished > 0 => {
             (Standing::Broken, format!("{} orders were neither paid nor closed in time", waiting.unfinished))
         }
-        End::Act | End::Patience => (Standing::Holds, "no order is left unpaid".to_owned()),
+        StopReason::Completed | StopReason::TimedOut => (Standing::Holds, "no order is left unpaid".to_owned()),
     };
     Finding { name: "orders_ended", holds, detail }
 }
@@ -35,7 +35,7 @@ pub fn orders_ended(waiting: Waiting) -> Finding {
 pub fn everybody_decided(record: &ClientRecord) -> Finding {
     let gave_up = record.gave_up.len();
     let (holds, detail) = match record.waiting {
-        Some(Waiting { end: End::SentAway, .. }) if gave_up > 0 => {
+        Some(FinalState { end: StopReason::Cancelled, .. }) if gave_up > 0 => {
             (Standing::NotChecked, format!("{gave_up} buyers were sent away without a decision"))
         }
         _ if gave_up > 0 => (Standing::Broken, format!("{gave_up} buyers gave up without a decision")),
@@ -55,10 +55,10 @@ pub fn moves_kept(record: &ClientRecord, ledger: Option<&LedgerView>) -> Finding
         Some(row) if row == told => None,
         row => Some(format!("order {order} was told to be {told}, and is {}", row.map_or("gone", |row| row.as_str()))),
     };
-    let mut faults: Vec<_> = record.ends.iter().filter_map(differs).collect();
+    let mut faults: Vec<_> = record.final_statuses.iter().filter_map(differs).collect();
     faults.sort_unstable();
     let detail = match faults.as_slice() {
-        [] => format!("{} orders ended as their buyers were told", record.ends.len()),
+        [] => format!("{} orders ended as their buyers were told", record.final_statuses.len()),
         [one] => one.clone(),
         [one, more @ ..] => format!("{one}; and {} more", more.len()),
     };

@@ -39,7 +39,7 @@ pub struct Demand {
     /// A buyer wants 1 to this many units.
     pub max_quantity: u32,
     /// What buyers do after their purchase. `None`: nothing, as if they all forgot.
-    pub habits: Option<Habits>,
+    pub post_purchase: Option<PostPurchase>,
     /// Scripts among the buyers.
     pub bots: Option<Bots>,
     pub seed: u64,
@@ -60,7 +60,7 @@ pub struct Bots {
 /// What becomes of the buyers afterwards: most pay, a few cancel, a few forget; and who got nothing comes again when
 /// the sale shows units.
 #[derive(Clone, Copy, Debug)]
-pub struct Habits {
+pub struct PostPurchase {
     /// Share of buyers that cancel instead of paying.
     pub cancel: f64,
     /// Share of buyers that neither pay nor cancel, so that their orders expire.
@@ -73,19 +73,19 @@ pub struct Habits {
     pub pay_within: Duration,
     /// From the last click or the last order that was paid: how long the crowd waits for units and for the end of its
     /// orders.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
-impl Habits {
+impl PostPurchase {
     /// Those of a service that wants its orders paid within this time.
-    pub fn of_a_sale_paid_within(pay_within: Duration) -> Self {
+    pub fn paid_within(pay_within: Duration) -> Self {
         Self {
             cancel: 0.05,
             forget: 0.05,
             regret: 0.5,
             decide_within: Duration::from_secs(1),
             pay_within,
-            patience: Duration::from_secs(20) + pay_within * 2,
+            timeout: Duration::from_secs(20) + pay_within * 2,
         }
     }
 }
@@ -98,14 +98,14 @@ pub enum Intent {
     Forget,
 }
 
-/// A buyer's character.
+/// A buyer's profile.
 #[derive(Clone, Copy, Debug)]
-pub struct Character {
+pub struct BuyerProfile {
     pub intent: Intent,
     /// From the answer to paying or cancelling.
-    pub hesitates: Duration,
+    pub think_time: Duration,
     /// Wants a unit again after an order that was closed.
-    pub regrets: bool,
+    pub wants_another: bool,
 }
 
 impl Default for Demand {
@@ -119,14 +119,14 @@ impl Default for Demand {
             lead: Duration::from_secs(1),
             keyed: 0.1,
             max_quantity: 1,
-            habits: None,
+            post_purchase: None,
             bots: None,
             seed: 1,
         }
     }
 }
 
-/// One buyer: an identity, an address, and one wish.
+/// One buyer: an identity, an address, and one request.
 #[derive(Clone, Debug)]
 pub struct Buyer {
     pub user: UserId,
@@ -136,7 +136,7 @@ pub struct Buyer {
     pub quantity: u32,
     /// The body of this buyer's purchases.
     pub body: Bytes,
-    pub character: Character,
+    pub profile: BuyerProfile,
 }
 
 /// One click of one buyer.
@@ -160,29 +160,29 @@ pub struct Plan {
 impl Plan {
     /// Draws the plan. All tokens are signed here, so that nothing is signed while latency is measured.
     pub fn draw(demand: &Demand, tokens: &Tokens) -> anyhow::Result<Self> {
-        let mut chance = StdRng::seed_from_u64(demand.seed);
+        let mut rng = StdRng::seed_from_u64(demand.seed);
         let mut buyers = Vec::with_capacity(demand.buyers as usize);
         let mut clicks = Vec::with_capacity(demand.buyers as usize * 2);
         let window = demand.window.as_secs_f64();
         for number in 0..demand.buyers {
-            buyers.push(Buyer::new(number, demand, tokens, &mut chance)?);
+            buyers.push(Buyer::new(number, demand, tokens, &mut rng)?);
             let mut nth = 0;
             let mut click = |at_us| {
                 clicks.push(Click { at_us, buyer: number, nth });
                 nth += 1;
             };
-            let early = chance.random_bool(demand.early);
+            let early = rng.random_bool(demand.early);
             if early {
-                click(-(micros(chance.random::<f64>() * demand.lead.as_secs_f64())).max(1));
+                click(-(micros(rng.random::<f64>() * demand.lead.as_secs_f64())).max(1));
             }
             let share: f64 = match demand.shape {
                 // Who was there before the start is back with the first hundredth.
-                _ if early => chance.random::<f64>() * 0.01,
-                Shape::Rush => chance.random::<f64>().powi(2),
-                Shape::Steady => (f64::from(number) + chance.random::<f64>()) / f64::from(demand.buyers),
+                _ if early => rng.random::<f64>() * 0.01,
+                Shape::Rush => rng.random::<f64>().powi(2),
+                Shape::Steady => (f64::from(number) + rng.random::<f64>()) / f64::from(demand.buyers),
             };
             let at = micros(share * window);
-            let times = if chance.random_bool(demand.hasty) { chance.random_range(2..=5) } else { 1 };
+            let times = if rng.random_bool(demand.hasty) { rng.random_range(2..=5) } else { 1 };
             for _ in 0..times {
                 click(at);
             }
@@ -190,8 +190,8 @@ impl Plan {
         if let Some(bots) = demand.bots {
             for bot in 0..bots.users {
                 let number = demand.buyers + bot;
-                buyers.push(Buyer::bot(bot, &bots, demand, tokens, &mut chance)?);
-                let at = |nth: u32| (f64::from(nth) + chance.random::<f64>()) / f64::from(bots.clicks) * window;
+                buyers.push(Buyer::bot(bot, &bots, demand, tokens, &mut rng)?);
+                let at = |nth: u32| (f64::from(nth) + rng.random::<f64>()) / f64::from(bots.clicks) * window;
                 let times: Vec<_> = (0..bots.clicks).map(at).collect();
                 let click = |(at, nth)| Click { at_us: micros(at), buyer: number, nth };
                 clicks.extend(times.into_iter().zip(0..).map(click));
@@ -215,11 +215,11 @@ impl Plan {
 }
 
 impl Buyer {
-    fn new(number: u32, demand: &Demand, tokens: &Tokens, chance: &mut StdRng) -> anyhow::Result<Self> {
+    fn new(number: u32, demand: &Demand, tokens: &Tokens, rng: &mut StdRng) -> anyhow::Result<Self> {
         let name = format!("buyer-{}-{number}", demand.seed);
         let user: UserId = name.parse().context("a buyer's name")?;
-        let key = chance.random_bool(demand.keyed).then(|| format!("key-{number}"));
-        let quantity = chance.random_range(1..=demand.max_quantity.max(1));
+        let key = rng.random_bool(demand.keyed).then(|| format!("key-{number}"));
+        let quantity = rng.random_range(1..=demand.max_quantity.max(1));
         // 10.0.0.0/8 holds 16 million addresses of their own.
         let address = Ipv4Addr::from(0x0a00_0001 + number % 0x00ff_fffe);
         let caller = Caller {
@@ -228,12 +228,12 @@ impl Buyer {
             idempotency_key: key.as_deref().map(HeaderValue::from_str).transpose()?,
             purchase_token: None,
         };
-        Ok(Self { user, caller, key, quantity, body: body_for(quantity), character: Character::draw(demand, chance) })
+        Ok(Self { user, caller, key, quantity, body: body_for(quantity), profile: BuyerProfile::draw(demand, rng) })
     }
 }
 
 impl Buyer {
-    fn bot(nth: u32, bots: &Bots, demand: &Demand, tokens: &Tokens, chance: &mut StdRng) -> anyhow::Result<Self> {
+    fn bot(nth: u32, bots: &Bots, demand: &Demand, tokens: &Tokens, rng: &mut StdRng) -> anyhow::Result<Self> {
         let user: UserId = format!("bot-{}-{nth}", demand.seed).parse().context("a bot's name")?;
         // 172.16.0.0/12: nobody else's.
         let address = Ipv4Addr::from(0xac10_0001 + nth % bots.addresses.max(1));
@@ -242,7 +242,7 @@ impl Buyer {
             forwarded_for: Some(HeaderValue::from_str(&address.to_string())?),
             ..Caller::default()
         };
-        Ok(Self { user, caller, key: None, quantity: 1, body: body_for(1), character: Character::draw(demand, chance) })
+        Ok(Self { user, caller, key: None, quantity: 1, body: body_for(1), profile: BuyerProfile::draw(demand, rng) })
     }
 }
 
@@ -251,18 +251,18 @@ pub fn body_for(quantity: u32) -> Bytes {
     Bytes::from(format!(r#"{{"quantity":{quantity}}}"#))
 }
 
-impl Character {
-    fn draw(demand: &Demand, chance: &mut StdRng) -> Self {
-        let Some(habits) = demand.habits else {
-            return Self { intent: Intent::Forget, hesitates: Duration::ZERO, regrets: false };
+impl BuyerProfile {
+    fn draw(demand: &Demand, rng: &mut StdRng) -> Self {
+        let Some(post_purchase) = demand.post_purchase else {
+            return Self { intent: Intent::Forget, think_time: Duration::ZERO, wants_another: false };
         };
-        let intent = match chance.random::<f64>() {
-            share if share < habits.cancel => Intent::Cancel,
-            share if share < habits.cancel + habits.forget => Intent::Forget,
+        let intent = match rng.random::<f64>() {
+            share if share < post_purchase.cancel => Intent::Cancel,
+            share if share < post_purchase.cancel + post_purchase.forget => Intent::Forget,
             _ => Intent::Pay,
         };
-        let hesitates = habits.decide_within.mul_f64(chance.random());
-        Self { intent, hesitates, regrets: chance.random_bool(habits.regret) }
+        let think_time = post_purchase.decide_within.mul_f64(rng.random());
+        Self { intent, think_time, wants_another: rng.random_bool(post_purchase.regret) }
     }
 }
 

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::rate::per_second;
 use super::record::Tally;
 
 /// Shows `tally` until dropped. Never fails: who closes stderr wants no progress.
-pub async fn show(tally: &Tally) -> Infallible {
+pub async fn print(tally: &Tally) -> Infallible {
     let terminal = io::stderr().is_terminal();
     let mut ticks = interval(if terminal { Duration::from_millis(100) } else { Duration::from_secs(1) });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -40,12 +41,6 @@ fn line(tally: &Tally, rate: u64, since_start: Option<Duration>) -> String {
         tally.unconfirmed.load(Relaxed),
         tally.ended.load(Relaxed),
     )
-}
-
-/// `count` things in `time`, per second.
-pub fn per_second(count: u64, time: Duration) -> u64 {
-    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
-    count.saturating_mul(1000) / ms
 }
 
 /// Leaves the last state of the line standing when the show ends.

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use super::answer::{Answer, Channel};
+use super::answer::{Answer, Transport};
 use super::demand::Plan;
-use super::progress::per_second;
+use super::rate::per_second;
 use super::report::{Afterwards, NoAnswer};
 use super::timeline::Buckets;
 use seckill::api::problem::Code;
@@ -48,13 +48,13 @@ pub struct ClientRecord {
     pub foreign: u64,
     pub samples: Vec<String>,
     /// Orders among `accepted` of buyers who came again, without a key.
-    pub second: HashSet<OrderId>,
+    pub retry_orders: HashSet<OrderId>,
     /// How orders ended, as their buyers were told.
-    pub ends: HashMap<OrderId, OrderStatus>,
+    pub final_statuses: HashMap<OrderId, OrderStatus>,
     /// Purchases of buyers who came again because the sale showed units.
-    pub came_again: u64,
+    pub retries: u64,
     /// What came of waiting for units; `None` for a crowd that does not live on after its purchases.
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<FinalState>,
     /// Buyers with at least one unconfirmed answer.
     pub unconfirmed_buyers: HashSet<u32>,
     /// Buyers that still knew nothing when their patience ended, and never heard a decision after that.
@@ -63,10 +63,10 @@ pub struct ClientRecord {
     pub accepted_us: Histogram<u64>,
     pub refused_us: Histogram<u64>,
     /// Refusals since the start of the sale, of buyers who did not come again.
-    pub refused_at_first: u64,
+    pub first_refusals: u64,
     /// When each new order of buyers who did not come again was accepted, from the start of the sale, and its buyer.
     pub accepted_at: Vec<(Duration, u32)>,
-    /// When the last of `refused_at_first` came, from the start of the sale.
+    /// When the last of `first_refusals` came, from the start of the sale.
     pub last_refused: Duration,
     /// The same answers by time.
     pub over_time: Buckets,
@@ -89,15 +89,15 @@ impl ClientRecord {
             client_errors: 0,
             foreign: 0,
             samples: Vec::new(),
-            second: HashSet::new(),
-            ends: HashMap::new(),
-            came_again: 0,
+            retry_orders: HashSet::new(),
+            final_statuses: HashMap::new(),
+            retries: 0,
             waiting: None,
             unconfirmed_buyers: HashSet::new(),
             gave_up: HashSet::new(),
             accepted_us: histogram()?,
             refused_us: histogram()?,
-            refused_at_first: 0,
+            first_refusals: 0,
             accepted_at: Vec::new(),
             last_refused: Duration::ZERO,
             over_time: Buckets::default(),
@@ -110,11 +110,13 @@ impl ClientRecord {
     }
 
     /// Whether buyers asked for at least as many units as there are; `None` if the crowd left before it could tell.
-    pub fn reached(&self, plan: &Plan, stock: u32) -> Option<bool> {
+    pub fn demand_reached_stock(&self, plan: &Plan, stock: u32) -> Option<bool> {
         match self.waiting {
             // Whoever still wants a unit came again whenever the sale showed one, and whoever gave up was never told
             // that there is none.
-            Some(waiting) => (waiting.end != End::SentAway).then_some(waiting.wanting > 0 || !self.gave_up.is_empty()),
+            Some(waiting) => {
+                (waiting.end != StopReason::Cancelled).then_some(waiting.wanting > 0 || !self.gave_up.is_empty())
+            }
             None => Some(self.told_sold_out() || self.asked_units(plan) >= u64::from(stock)),
         }
     }
@@ -127,7 +129,7 @@ impl ClientRecord {
 
     /// Forgets when orders were accepted that came after so many units were sold: these are units that came back, and
     /// how soon they do is no matter of speed.
-    pub fn keep_first_round(&mut self, plan: &Plan, stock: u32) {
+    pub fn drop_resold_orders(&mut self, plan: &Plan, stock: u32) {
         self.accepted_at.sort_unstable();
         let mut left = u64::from(stock);
         let of_the_round = self.accepted_at.iter().take_while(|(_, buyer)| {
@@ -147,18 +149,18 @@ impl ClientRecord {
 
     /// Refusals per second, to the last of them.
     pub fn refused_per_second(&self) -> u64 {
-        per_second(self.refused_at_first, self.last_refused)
+        per_second(self.first_refusals, self.last_refused)
     }
 
     /// What buyers did after their purchase.
     pub fn afterwards(&self) -> Afterwards {
-        let ended = |end: OrderStatus| self.ends.values().filter(|status| **status == end).count() as u64;
+        let ended = |end: OrderStatus| self.final_statuses.values().filter(|status| **status == end).count() as u64;
         Afterwards {
             paid: ended(OrderStatus::Paid),
             cancelled: ended(OrderStatus::Cancelled),
             expired: ended(OrderStatus::Expired),
-            came_again: self.came_again,
-            bought_again: self.second.len() as u64,
+            came_again: self.retries,
+            bought_again: self.retry_orders.len() as u64,
             unfinished: self.waiting.map_or(0, |waiting| waiting.unfinished),
             still_wanted: self.waiting.map_or(0, |waiting| waiting.wanting),
         }
@@ -168,7 +170,7 @@ impl ClientRecord {
     pub fn view(&self, plan: &Plan) -> ClientView {
         let answer = |&(order, buyer): &(OrderId, u32)| {
             let buyer = &plan.buyers[buyer as usize];
-            let key = buyer.key.clone().filter(|_| !self.second.contains(&order));
+            let key = buyer.key.clone().filter(|_| !self.retry_orders.contains(&order));
             AnswerFact { user: buyer.user.clone(), order, key }
         };
         ClientView {
@@ -179,10 +181,10 @@ impl ClientRecord {
     }
 
     /// Adds the answers that another sale's buyers got, as far as a report of several sales needs them.
-    pub fn absorb(&mut self, other: &Self) -> Result<(), hdrhistogram::AdditionError> {
+    pub fn merge(&mut self, other: &Self) -> Result<(), hdrhistogram::AdditionError> {
         self.accepted_us.add(&other.accepted_us)?;
         self.refused_us.add(&other.refused_us)?;
-        self.refused_at_first += other.refused_at_first;
+        self.first_refusals += other.first_refusals;
         self.last_refused = self.last_refused.max(other.last_refused);
         self.accepted_at.extend(&other.accepted_at);
         self.accepted_at.sort_unstable();
@@ -198,23 +200,23 @@ impl ClientRecord {
 
 /// How a crowd stood when it left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct FinalState {
     /// Buyers without an order whose last word was that too few units are left.
     pub wanting: u64,
     /// Orders of which their buyers did not see the end.
     pub unfinished: u64,
-    pub end: End,
+    pub end: StopReason,
 }
 
 /// Why a crowd left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum StopReason {
     /// Every order was paid, cancelled or expired, and nothing was left or nobody wanted any.
-    Act,
-    /// Its patience ended.
-    Patience,
-    /// It was sent away.
-    SentAway,
+    Completed,
+    /// The timeout passed.
+    TimedOut,
+    /// The run was stopped.
+    Cancelled,
 }
 
 /// Counters for a progress line, readable while buyers run.
@@ -236,10 +238,10 @@ pub struct Tally {
 
 /// One answer to one purchase of one buyer.
 #[derive(Clone, Copy, Debug)]
-pub struct Heard<'a> {
+pub struct Sample<'a> {
     pub buyer: u32,
     pub answer: &'a Answer,
-    pub channel: Channel,
+    pub channel: Transport,
     /// From the intended start of the click.
     pub latency: Duration,
     /// Of a buyer who came again, without a key.
@@ -261,20 +263,20 @@ impl Recorder {
     }
 
     /// One answer to one purchase.
-    pub fn answered(&self, heard: &Heard) {
-        let Heard { buyer, answer, channel, latency, again } = *heard;
+    pub fn record_answer(&self, sample: &Sample) {
+        let Sample { buyer, answer, channel, latency, again } = *sample;
         let now = Instant::now();
         let since_start = now.saturating_duration_since(self.start);
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.tally.requests.fetch_add(1, Relaxed);
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         record.requests += 1;
-        record.came_again += u64::from(again);
+        record.retries += u64::from(again);
         match channel {
-            Channel::Status(status) => *record.http.entry(status).or_default() += 1,
-            Channel::NotSent => record.no_answer.not_sent += 1,
-            Channel::Timeout => record.no_answer.timeouts += 1,
-            Channel::Reset => record.no_answer.resets += 1,
+            Transport::Status(status) => *record.http.entry(status).or_default() += 1,
+            Transport::NotSent => record.no_answer.not_sent += 1,
+            Transport::Timeout => record.no_answer.timeouts += 1,
+            Transport::Reset => record.no_answer.resets += 1,
         }
         record.over_time.count(self.start, now, answer);
         if matches!(answer, Answer::Accepted(_) | Answer::Refused(_)) {
@@ -288,7 +290,7 @@ impl Recorder {
                 // A replay is an answer, but no sale.
                 if record.accepted.insert((*order, buyer)) {
                     if again {
-                        record.second.insert(*order);
+                        record.retry_orders.insert(*order);
                     } else {
                         record.accepted_at.push((since_start, buyer));
                     }
@@ -303,7 +305,7 @@ impl Recorder {
                 }
                 // What came before the start is no part of a rate that counts from the start.
                 if !again && now >= self.start {
-                    record.refused_at_first += 1;
+                    record.first_refusals += 1;
                     record.last_refused = since_start;
                 }
             }
@@ -313,9 +315,9 @@ impl Recorder {
                 record.http_5xx += u64::from(status.is_some());
                 record.unconfirmed_buyers.insert(buyer);
             }
-            Answer::NotSent(why) | Answer::Foreign(why) => {
+            Answer::NotSent(why) | Answer::Unexpected(why) => {
                 record.client_errors += 1;
-                record.foreign += u64::from(matches!(answer, Answer::Foreign(_)));
+                record.foreign += u64::from(matches!(answer, Answer::Unexpected(_)));
                 record.note(why.clone());
             }
         }
@@ -335,11 +337,11 @@ impl Recorder {
     pub fn ended(&self, order: OrderId, status: OrderStatus) {
         self.tally.ended.fetch_add(1, Relaxed);
         self.tally.paid.fetch_add(u64::from(status == OrderStatus::Paid), Relaxed);
-        self.record.lock().unwrap_or_else(PoisonError::into_inner).ends.insert(order, status);
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).final_statuses.insert(order, status);
     }
 
     /// The crowd leaves.
-    pub fn left(&self, waiting: Waiting) {
+    pub fn stopped(&self, waiting: FinalState) {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).waiting = Some(waiting);
     }
 
@@ -358,10 +360,10 @@ mod tests {
         let refused = |start: Instant| {
             let recorder = Recorder::new(start, Arc::default()).expect("a recorder");
             let answer = Answer::Refused(Refusal { code: Code::SaleNotStarted.name(), order: None });
-            let (channel, latency) = (Channel::Status(409), Duration::ZERO);
-            recorder.answered(&Heard { buyer: 0, answer: &answer, channel, latency, again: false });
+            let (channel, latency) = (Transport::Status(409), Duration::ZERO);
+            recorder.record_answer(&Sample { buyer: 0, answer: &answer, channel, latency, again: false });
             let record = recorder.into_record();
-            (record.refused.values().sum::<u64>(), record.refused_at_first)
+            (record.refused.values().sum::<u64>(), record.first_refusals)
         };
         assert_eq!(refused(Instant::now() + Duration::from_secs(60)), (1, 0));
         assert_eq!(refused(Instant::now()), (1, 1));

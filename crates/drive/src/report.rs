@@ -13,7 +13,7 @@ use seckill::promises::{Finding, Standing};
 
 /// Under what circumstances a run took place.
 #[derive(Clone, Debug, Default)]
-pub struct Setting {
+pub struct Setup {
     /// Which broker carried the orders, such as `Apache Kafka 4.1.0`.
     pub broker: String,
     /// Redis' `appendfsync`, such as `always`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 
-use super::witness::Witness;
+use super::observer::StoreObserver;
 use seckill::config::{self, Settings};
 use seckill::consumer;
 use seckill::domain::SaleId;
@@ -50,7 +50,7 @@ impl Stores {
     }
 }
 
-impl Witness for Stores {
+impl StoreObserver for Stores {
     async fn ledger(&self, sale: SaleId) -> anyhow::Result<Option<LedgerView>> {
         let Some(ledger) = &self.ledger else { return Ok(None) };
         Ok(Some(ledger.view(sale).await?.context("the ledger does not know the sale")?))

@@ -12,8 +12,8 @@ use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::answer::Answer;
-use super::progress::per_second;
-use super::witness::Witness;
+use super::observer::StoreObserver;
+use super::rate::per_second;
 use seckill::domain::SaleId;
 
 const BUCKET: Duration = Duration::from_millis(100);
@@ -113,7 +113,7 @@ impl Buckets {
             Answer::Accepted(_) => bucket.accepted += 1,
             Answer::Refused(refusal) => *bucket.refused.entry(refusal.code).or_default() += 1,
             Answer::Undecided { .. } => bucket.unconfirmed += 1,
-            Answer::NotSent(_) | Answer::Foreign(_) => bucket.client_errors += 1,
+            Answer::NotSent(_) | Answer::Unexpected(_) => bucket.client_errors += 1,
         }
     }
 }
@@ -129,34 +129,34 @@ fn number(start: Instant, now: Instant) -> i64 {
 
 /// Watches the stores while a run goes on.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub struct StoreSampler {
     seen: Mutex<Buckets>,
 }
 
-impl Watch {
+impl StoreSampler {
     /// Watches until dropped.
-    pub async fn run<W: Witness>(&self, witness: &W, sale: SaleId, start: Instant) -> Infallible {
+    pub async fn run<W: StoreObserver>(&self, observer: &W, sale: SaleId, start: Instant) -> Infallible {
         tokio::select! {
-            never = self.watch_rows(witness, sale, start) => never,
-            never = self.watch_redis(witness, sale, start) => never,
+            never = self.sample_rows(observer, sale, start) => never,
+            never = self.sample_redis(observer, sale, start) => never,
         }
     }
 
-    async fn watch_rows<W: Witness>(&self, witness: &W, sale: SaleId, start: Instant) -> Infallible {
+    async fn sample_rows<W: StoreObserver>(&self, observer: &W, sale: SaleId, start: Instant) -> Infallible {
         let mut ticks = ticks();
         loop {
             ticks.tick().await;
             // A ledger that does not answer now is asked again at the next tick.
-            let Ok(Some(sold)) = witness.sold(sale).await else { continue };
+            let Ok(Some(sold)) = observer.sold(sale).await else { continue };
             self.note(start, |bucket| bucket.sold = Some(sold));
         }
     }
 
-    async fn watch_redis<W: Witness>(&self, witness: &W, sale: SaleId, start: Instant) -> Infallible {
+    async fn sample_redis<W: StoreObserver>(&self, observer: &W, sale: SaleId, start: Instant) -> Infallible {
         let mut ticks = ticks();
         loop {
             ticks.tick().await;
-            let Ok(Some(remaining)) = witness.remaining(sale).await else { continue };
+            let Ok(Some(remaining)) = observer.remaining(sale).await else { continue };
             self.note(start, |bucket| bucket.remaining = Some(remaining));
         }
     }
@@ -216,13 +216,13 @@ mod tests {
     #[test]
     fn a_timeline_has_every_answer_once_every_sample_and_no_gaps() {
         let start = Instant::now();
-        let (watch, mut answers) = (Watch::default(), Buckets::default());
+        let (sampler, mut answers) = (StoreSampler::default(), Buckets::default());
         let refused = || Answer::Refused(Refusal { code: "sold_out", order: None });
         for (ms, answer) in [(0, OPEN), (10, refused()), (320, refused())] {
             answers.count(start, start + Duration::from_millis(ms), &answer);
         }
-        watch.seen.lock().expect("no panic").at(start, start + Duration::from_millis(510)).sold = Some(7);
-        let timeline = watch.timeline(&answers);
+        sampler.seen.lock().expect("no panic").at(start, start + Duration::from_millis(510)).sold = Some(7);
+        let timeline = sampler.timeline(&answers);
         let at: Vec<_> = timeline.buckets.iter().map(|bucket| bucket.at_ms).collect();
         assert_eq!(at, [0, 100, 200, 300, 400, 500]);
         assert_eq!((timeline.buckets[0].unconfirmed, timeline.buckets[0].refused["sold_out"]), (1, 1));
@@ -242,6 +242,6 @@ mod tests {
 
     #[test]
     fn a_run_in_which_nothing_happened_has_no_timeline() {
-        assert!(Watch::default().timeline(&Buckets::default()).buckets.is_empty());
+        assert!(StoreSampler::default().timeline(&Buckets::default()).buckets.is_empty());
     }
 }

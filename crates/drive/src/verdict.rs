@@ -12,16 +12,16 @@ use hyper::body::Bytes;
 use hyper::{Method, Uri};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::buyers::Seen;
 use super::checks;
 use super::client::Client;
 use super::demand::Plan;
 use super::distribution::{Distribution, Distributions};
 use super::machine::Machine;
+use super::observer::StoreObserver;
 use super::record::ClientRecord;
-use super::report::{Latencies, Quantiles, Rates, Report, Setting, Verdict};
+use super::report::{Latencies, Quantiles, Rates, Report, Setup, Verdict};
 use super::timeline::Timeline;
-use super::witness::Witness;
+use super::virtual_users::OwnOrder;
 use seckill::domain::{OrderId, OrderStatus, Reason, SaleId, UserId};
 use seckill::promises::{self, ClientView, Finding, Flow, LedgerView, NAMES, OrderFact, Snapshot, Standing};
 
@@ -31,36 +31,36 @@ const AT_ONCE: usize = 32;
 
 /// How often a snapshot is taken again in which something is broken: while orders expire, one look after the other
 /// may meet some that were closed between the two stores.
-const LOOKS: u32 = 4;
+const SNAPSHOTS: u32 = 4;
 
 /// How long the judge waits.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct Timeouts {
     /// For the outbox and Kafka to run empty.
     pub settle: Duration,
     /// For as long as this, a finding about two stores is looked at again.
-    pub second_look: Duration,
+    pub recheck: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         // The auditor compares claims with rows every five seconds, and a closed order's claim may wait for it.
-        Self { settle: Duration::from_secs(120), second_look: Duration::from_secs(6) }
+        Self { settle: Duration::from_secs(120), recheck: Duration::from_secs(6) }
     }
 }
 
 /// What was found broken of promises that the ledger keeps alone. Its view is one snapshot, so that such a finding is
 /// true for ever: no later look takes it back.
 #[derive(Debug, Default)]
-pub struct Proven(Vec<Finding>);
+pub struct ConfirmedViolations(Vec<Finding>);
 
-impl Proven {
+impl ConfirmedViolations {
     const OF_THE_LEDGER: [&str; 3] = ["no_oversell", "one_per_user", "ledger_conserved"];
 
     /// Keeps what is broken for the first time.
-    pub fn note(&mut self, findings: &[Finding]) {
+    pub fn record(&mut self, findings: &[Finding]) {
         for finding in findings.iter().filter(|finding| finding.holds == Standing::Broken) {
-            let known = self.0.iter().any(|proven| proven.name == finding.name);
+            let known = self.0.iter().any(|confirmed| confirmed.name == finding.name);
             if Self::OF_THE_LEDGER.contains(&finding.name) && !known {
                 self.0.push(finding.clone());
             }
@@ -68,52 +68,52 @@ impl Proven {
     }
 
     /// Replaces later findings of the same promises.
-    pub fn put_back(&self, findings: &mut [Finding]) {
+    pub fn restore(&self, findings: &mut [Finding]) {
         for finding in findings {
-            if let Some(proven) = self.0.iter().find(|proven| proven.name == finding.name) {
-                finding.clone_from(proven);
+            if let Some(confirmed) = self.0.iter().find(|confirmed| confirmed.name == finding.name) {
+                finding.clone_from(confirmed);
             }
         }
     }
 }
 
 /// Everything that one run is judged by.
-pub struct Case<'a, W> {
-    pub witness: &'a W,
+pub struct Evaluation<'a, W> {
+    pub observer: &'a W,
     pub client: &'a Client,
     pub plan: &'a Plan,
     pub sale: SaleId,
     pub record: &'a ClientRecord,
-    pub setting: Setting,
-    pub patience: Patience,
+    pub setup: Setup,
+    pub timeouts: Timeouts,
 }
 
-impl<W: Witness> Case<'_, W> {
+impl<W: StoreObserver> Evaluation<'_, W> {
     /// Waits, looks, and judges.
-    pub async fn judge(&self) -> anyhow::Result<Report> {
+    pub async fn evaluate(&self) -> anyhow::Result<Report> {
         let flow = self.settle().await?;
-        let mut told = self.record.view(self.plan);
-        let Some(ledger) = self.witness.ledger(self.sale).await.context("the ledger does not answer")? else {
-            return self.judge_from_outside(told).await;
+        let mut client_view = self.record.view(self.plan);
+        let Some(ledger) = self.observer.ledger(self.sale).await.context("the ledger does not answer")? else {
+            return self.evaluate_from_outside(client_view).await;
         };
-        told.unreadable = self.unreadable(SAMPLE).await;
-        let redis = self.witness.redis(self.sale).await.context("Redis does not answer")?;
-        let demand_reached_stock = self.record.reached(self.plan, self.setting.stock);
-        let mut snapshot = Snapshot { ledger, redis, flow, client: Some(&told), demand_reached_stock };
-        let mut proven = Proven::default();
+        client_view.unreadable = self.unreadable(SAMPLE).await;
+        let redis = self.observer.redis(self.sale).await.context("Redis does not answer")?;
+        let demand_reached_stock = self.record.demand_reached_stock(self.plan, self.setup.stock);
+        let mut snapshot = Snapshot { ledger, redis, flow, client: Some(&client_view), demand_reached_stock };
+        let mut confirmed = ConfirmedViolations::default();
         let mut oversold = 0;
-        for _ in 0..LOOKS {
+        for _ in 0..SNAPSHOTS {
             let findings = promises::check(&snapshot);
-            proven.note(&findings);
+            confirmed.record(&findings);
             oversold = oversold.max(promises::shortfalls(&snapshot).oversold);
             if !is_broken(&findings) {
                 break;
             }
             // The two stores cannot be read at one instant, and the auditor may be at work: what is really broken
             // still is when looked at again.
-            sleep(self.patience.second_look / LOOKS).await;
-            snapshot.ledger = self.witness.ledger(self.sale).await?.context("the ledger forgot the sale")?;
-            snapshot.redis = self.witness.redis(self.sale).await?;
+            sleep(self.timeouts.recheck / SNAPSHOTS).await;
+            snapshot.ledger = self.observer.ledger(self.sale).await?.context("the ledger forgot the sale")?;
+            snapshot.redis = self.observer.redis(self.sale).await?;
         }
         let mut orders = BTreeMap::new();
         for order in &snapshot.ledger.orders {
@@ -124,10 +124,10 @@ impl<W: Witness> Case<'_, W> {
         let settled = snapshot.flow.is_none_or(Flow::is_settled);
         let checks = self.checks(Some(&snapshot.ledger));
         let mut findings = promises::check(&snapshot);
-        proven.put_back(&mut findings);
+        confirmed.restore(&mut findings);
         let mut report = self.report(findings, checks, settled);
         report.orders = orders;
-        report.unanswered_orders = unanswered(&snapshot.ledger, &told);
+        report.unanswered_orders = unanswered(&snapshot.ledger, &client_view);
         report.oversold = Some(short.oversold.max(oversold));
         report.unsold = Some(short.unsold);
         report.duplicates = Some(short.duplicates);
@@ -138,12 +138,12 @@ impl<W: Witness> Case<'_, W> {
 
     /// Polls until nothing is on its way or patience ends; the last word is what the promises get to see.
     async fn settle(&self) -> anyhow::Result<Option<Flow>> {
-        let deadline = Instant::now() + self.patience.settle;
+        let deadline = Instant::now() + self.timeouts.settle;
         let mut ticks = interval(Duration::from_millis(200));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let seen = self.witness.flow(self.sale).await;
+            let seen = self.observer.flow(self.sale).await;
             let done = match &seen {
                 Ok(None) => true,
                 Ok(Some(flow)) => flow.is_settled(),
@@ -167,7 +167,7 @@ impl<W: Witness> Case<'_, W> {
     }
 
     /// The state of an order as its buyer reads it, from any node that answers.
-    async fn read(&self, order: OrderId, buyer: u32) -> Option<Seen> {
+    async fn read(&self, order: OrderId, buyer: u32) -> Option<OwnOrder> {
         self.ask(&format!("/api/v1/orders/{order}"), buyer).await.filter(|seen| seen.order_id == order)
     }
 
@@ -178,21 +178,21 @@ impl<W: Witness> Case<'_, W> {
     }
 
     /// An order that a buyer asks for, from any node that has it.
-    async fn ask(&self, path: &str, buyer: u32) -> Option<Seen> {
+    async fn ask(&self, path: &str, buyer: u32) -> Option<OwnOrder> {
         let path: Uri = path.parse().ok()?;
         let caller = &self.plan.buyers[buyer as usize].caller;
         for node in 0..self.client.nodes() {
             let reply = self.client.send(buyer as usize + node, Method::GET, &path, caller, Bytes::new()).await;
             let Some(reply) = reply.ok().filter(|reply| reply.status == 200) else { continue };
-            return serde_json::from_slice::<Seen>(&reply.body).ok();
+            return serde_json::from_slice::<OwnOrder>(&reply.body).ok();
         }
         None
     }
 
     /// Without a view of the stores only the buyers can be asked: every accepted order must become readable and
     /// leave the queue. The other promises are left to the service's own audit.
-    async fn judge_from_outside(&self, told: ClientView) -> anyhow::Result<Report> {
-        let deadline = Instant::now() + self.patience.settle;
+    async fn evaluate_from_outside(&self, client_view: ClientView) -> anyhow::Result<Report> {
+        let deadline = Instant::now() + self.timeouts.settle;
         let mut open: Vec<_> = self.record.accepted.iter().copied().collect();
         let mut orders: BTreeMap<&'static str, u64> = BTreeMap::new();
         let mut dishonoured = 0;
@@ -219,7 +219,7 @@ impl<W: Witness> Case<'_, W> {
             sleep(Duration::from_millis(500)).await;
         }
         let lost = open.len() as u64;
-        let of_all = format!("of {} accepted orders, read by their buyers", told.answers.len());
+        let of_all = format!("of {} accepted orders, read by their buyers", client_view.answers.len());
         let found = |promise: &'static str| match promise {
             "nothing_lost" => (holds_if(lost == 0), format!("{lost} lost {of_all}")),
             "honoured" => (holds_if(dishonoured == 0), format!("{dishonoured} rejected {of_all}")),
@@ -250,7 +250,7 @@ impl<W: Witness> Case<'_, W> {
     fn report(&self, promises: Vec<Finding>, checks: Vec<Finding>, settled: bool) -> Report {
         let record = self.record;
         let accepted = distinct(record);
-        let Setting { broker, redis_fsync, nodes, stock } = self.setting.clone();
+        let Setup { broker, redis_fsync, nodes, stock } = self.setup.clone();
         Report {
             broker,
             redis_fsync,
@@ -294,9 +294,9 @@ impl<W: Witness> Case<'_, W> {
 }
 
 /// Orders that no 202 named. Those of buyers who always got an answer are a broken promise, and not counted here.
-fn unanswered(ledger: &LedgerView, told: &ClientView) -> u64 {
-    let named: HashSet<OrderId> = told.answers.iter().map(|answer| answer.order).collect();
-    let without: HashSet<&UserId> = told.unconfirmed.iter().collect();
+fn unanswered(ledger: &LedgerView, client_view: &ClientView) -> u64 {
+    let named: HashSet<OrderId> = client_view.answers.iter().map(|answer| answer.order).collect();
+    let without: HashSet<&UserId> = client_view.unconfirmed.iter().collect();
     let unnamed = |order: &&OrderFact| !named.contains(&order.id) && without.contains(&order.user);
     ledger.orders.iter().filter(unnamed).count() as u64
 }
@@ -326,14 +326,14 @@ mod tests {
             let finding = |name| Finding { name, holds, detail: detail.to_owned() };
             NAMES.map(finding).to_vec()
         };
-        let mut proven = Proven::default();
-        proven.note(&look(Standing::Holds, "well"));
-        proven.note(&look(Standing::Broken, "first"));
-        proven.note(&look(Standing::Broken, "second"));
+        let mut confirmed = ConfirmedViolations::default();
+        confirmed.record(&look(Standing::Holds, "well"));
+        confirmed.record(&look(Standing::Broken, "first"));
+        confirmed.record(&look(Standing::Broken, "second"));
         let mut last = look(Standing::Holds, "last");
-        proven.put_back(&mut last);
+        confirmed.restore(&mut last);
         let broken: Vec<_> = last.iter().filter(|finding| finding.holds == Standing::Broken).collect();
-        assert_eq!(broken.iter().map(|finding| finding.name).collect::<Vec<_>>(), Proven::OF_THE_LEDGER);
+        assert_eq!(broken.iter().map(|finding| finding.name).collect::<Vec<_>>(), ConfirmedViolations::OF_THE_LEDGER);
         assert!(broken.iter().all(|finding| finding.detail == "first"));
         assert_eq!(last.iter().filter(|finding| finding.detail == "last").count(), NAMES.len() - broken.len());
     }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::demo::{Cast, Program, Stage, closed_doors};
 use anyhow::{Context, bail, ensure};
+use drive::admin_client::{AdminClient, NewSale};
 use drive::client::{Caller, Client, Limits};
 use drive::environment::env_for;
-use drive::operator::{Offer, Operator};
 use drive::tokens::Tokens;
 use hyper::body::Bytes;
 use hyper::{Method, Uri};
@@ -74,7 +74,7 @@ impl Ground {
 
     /// A sale that sells, without a reserve.
     pub async fn open(&self, units: u32) -> anyhow::Result<SaleId> {
-        let offer = Offer {
+        let new_sale = NewSale {
             name: "a sale to be measured".to_owned(),
             stock: units,
             reserve: Some(0),
@@ -82,7 +82,7 @@ impl Ground {
             starts_in: STARTS_IN,
             lasts: LASTS,
         };
-        let sale = Operator::new(&self.client, &self.tokens)?.open(&offer).await?;
+        let sale = AdminClient::new(&self.client, &self.tokens)?.open(&new_sale).await?;
         sleep(sale.start.saturating_duration_since(Instant::now())).await;
         until("the sale sells", async || self.stock.probe(sale.id).await.is_ok_and(|news| news.is_some())).await?;
         Ok(sale.id)

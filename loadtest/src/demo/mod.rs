@@ -17,14 +17,14 @@ use clap::Args;
 
 pub use stage::{Cast, Program, Stage, closed_doors, open_doors};
 
-use drive::buyers::Temper;
 use drive::client::{Client, Limits};
-use drive::demand::{Demand, Habits};
-use drive::report::{Report, Setting, Verdict};
-use drive::scene::Scene;
-use drive::show::Shown;
+use drive::demand::{Demand, PostPurchase};
+use drive::report::{Report, Setup, Verdict};
+use drive::run::Run;
 use drive::stores::Stores;
+use drive::text_report::TextReport;
 use drive::tokens::Tokens;
+use drive::virtual_users::Pacing;
 use seckill::config::Settings;
 
 /// How long a part that was killed by hand is away.
@@ -84,8 +84,8 @@ impl Demo {
             "  service   {} nodes, a relay, a consumer and an auditor, each a process of its own",
             self.nodes
         ))?;
-        let habits = Some(Habits::of_a_sale_paid_within(pay_within));
-        let demand = Demand { buyers: self.buyers, habits, ..Demand::default() };
+        let post_purchase = Some(PostPurchase::paid_within(pay_within));
+        let demand = Demand { buyers: self.buyers, post_purchase, ..Demand::default() };
         say(format_args!(
             "  sale      {} units, {} buyers within {} s, to be paid within {} s",
             self.stock,
@@ -94,10 +94,10 @@ impl Demo {
             pay_within.as_secs()
         ))?;
         let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
-        let temper = Temper::default();
-        let limits = Limits { connections: temper.in_flight, ..Limits::default() };
-        let report = rush(&stage, &tokens, demand, self.stock, temper, limits).await?;
-        say(Shown(&report))?;
+        let pacing = Pacing::default();
+        let limits = Limits { connections: pacing.in_flight, ..Limits::default() };
+        let report = rush(&stage, &tokens, demand, self.stock, pacing, limits).await?;
+        say(TextReport(&report))?;
         write(self.report.as_deref(), &report)?;
         Ok((stage, tokens, report))
     }
@@ -122,21 +122,21 @@ pub async fn rush(
     tokens: &Tokens,
     demand: Demand,
     stock: u32,
-    temper: Temper,
+    pacing: Pacing,
     limits: Limits,
 ) -> anyhow::Result<Report> {
-    let witness = Stores::connect(&stage.settings).await?;
-    let setting = Setting {
+    let observer = Stores::connect(&stage.settings).await?;
+    let setup = Setup {
         broker: stage.broker().to_owned(),
         redis_fsync: stage.redis_fsync().to_owned(),
         nodes: stage.urls.len(),
         stock,
     };
     let client = Client::new(&stage.urls, limits)?;
-    let scene = Scene::new(Arc::new(client), tokens, &witness, demand, setting, temper);
-    let played = Box::pin(scene.play()).await?;
+    let run = Run::new(Arc::new(client), tokens, &observer, demand, setup, pacing);
+    let finished = Box::pin(run.execute_with_progress()).await?;
     stage.check()?;
-    Ok(played.report)
+    Ok(finished.report)
 }
 
 /// Writes the report as JSON, if a file is given.

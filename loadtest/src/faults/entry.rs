@@ -4,8 +4,8 @@ use std::fmt::{self, Display, Formatter};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use drive::report::{Report, Setting, Verdict};
-use drive::verdict::{Case, Patience, Proven};
+use drive::report::{Report, Setup, Verdict};
+use drive::verdict::{ConfirmedViolations, Evaluation, Timeouts};
 use seckill::promises::{Finding, Standing};
 use serde::Serialize;
 use tokio::time::sleep;
@@ -67,16 +67,16 @@ impl Entry {
             ground.mend().await?;
         }
         let (sale_id, plan, record) = round.end().await?;
-        let case = Case {
-            witness: &ground.stores,
+        let evaluation = Evaluation {
+            observer: &ground.stores,
             client: &ground.client,
             plan: &plan,
             sale: sale_id,
             record: &record,
-            setting: Setting { nodes: 2, stock: fault.wish.stock, ..Setting::default() },
-            patience: Patience { settle: REPAIRED_WITHIN, second_look: Duration::from_millis(500) },
+            setup: Setup { nodes: 2, stock: fault.wish.stock, ..Setup::default() },
+            timeouts: Timeouts { settle: REPAIRED_WITHIN, recheck: Duration::from_millis(500) },
         };
-        let report = self.judge(&case).await.context("the verdict")?;
+        let report = self.evaluate(&evaluation).await.context("the verdict")?;
         ground.retire(sale).await?;
         self.figures = injected?;
         self.verdict = self.verdict_on(&report);
@@ -95,13 +95,13 @@ impl Entry {
     }
 
     /// Looks until nothing is broken that must not be, for as long as the auditor may need.
-    async fn judge(&self, case: &Case<'_, drive::stores::Stores>) -> anyhow::Result<Report> {
+    async fn evaluate(&self, evaluation: &Evaluation<'_, drive::stores::Stores>) -> anyhow::Result<Report> {
         let begun = Instant::now();
-        let mut proven = Proven::default();
+        let mut confirmed = ConfirmedViolations::default();
         loop {
-            let report = case.judge().await.map(|mut report| {
-                proven.note(&report.promises);
-                proven.put_back(&mut report.promises);
+            let report = evaluation.evaluate().await.map(|mut report| {
+                confirmed.record(&report.promises);
+                confirmed.restore(&mut report.promises);
                 report.add_checks([]);
                 report
             });

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use drive::buyers::{Crowd, Temper};
+use drive::admin_client::{AdminClient, NewSale, OpenSale};
 use drive::demand::{Demand, Plan, Shape};
-use drive::operator::{Offer, OnSale, Operator};
 use drive::record::ClientRecord;
+use drive::virtual_users::{Pacing, VirtualUsers};
 use seckill::domain::SaleId;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -46,7 +46,7 @@ pub struct Round {
     pub reserve: u32,
     pub start: Instant,
     pub plan: Arc<Plan>,
-    crowd: Arc<Crowd>,
+    users: Arc<VirtualUsers>,
     buying: JoinHandle<()>,
 }
 
@@ -63,22 +63,22 @@ impl Round {
             ..Demand::default()
         };
         let plan = Arc::new(Plan::draw(&demand, &ground.tokens)?);
-        let OnSale { id, start } = match open(ground, wish, NOTICES[0]).await {
-            Ok(on_sale) => on_sale,
+        let OpenSale { id, start } = match open(ground, wish, NOTICES[0]).await {
+            Ok(open_sale) => open_sale,
             Err(_) => open(ground, wish, NOTICES[1]).await?,
         };
-        let temper = Temper { in_flight: 64, patience: PATIENCE, ..Temper::default() };
-        let crowd = Crowd::new(Arc::clone(&ground.client), Arc::clone(&plan), id, start, temper)?;
-        let buyers = Arc::clone(&crowd);
+        let pacing = Pacing { in_flight: 64, follow_up_timeout: PATIENCE, ..Pacing::default() };
+        let users = VirtualUsers::new(Arc::clone(&ground.client), Arc::clone(&plan), id, start, pacing)?;
+        let buyers = Arc::clone(&users);
         let buying = tokio::spawn(async move { buyers.run().await });
-        let round = Self { sale: id, reserve: wish.reserve, start, plan, crowd, buying };
+        let round = Self { sale: id, reserve: wish.reserve, start, plan, users, buying };
         round.until_sold(50).await?;
         Ok(round)
     }
 
     /// Purchases that were answered 202 so far.
     pub fn accepted(&self) -> u64 {
-        self.crowd.recorder.tally.accepted.load(Relaxed)
+        self.users.recorder.tally.accepted.load(Relaxed)
     }
 
     /// Waits until so many more purchases are accepted than now, and says for how long.
@@ -96,13 +96,13 @@ impl Round {
     /// Waits until every buyer knows or gave up, and answers with what they were told.
     pub async fn end(self) -> anyhow::Result<(SaleId, Arc<Plan>, ClientRecord)> {
         self.buying.await.context("the buyers")?;
-        let record = self.crowd.into_record().context("a buyer is still at it")?;
+        let record = self.users.into_record().context("a buyer is still at it")?;
         Ok((self.sale, self.plan, record))
     }
 }
 
-async fn open(ground: &Ground, wish: &Wish, notice: Duration) -> anyhow::Result<OnSale> {
-    let offer = Offer {
+async fn open(ground: &Ground, wish: &Wish, notice: Duration) -> anyhow::Result<OpenSale> {
+    let new_sale = NewSale {
         name: "drill".to_owned(),
         stock: wish.stock,
         reserve: Some(wish.reserve),
@@ -110,7 +110,7 @@ async fn open(ground: &Ground, wish: &Wish, notice: Duration) -> anyhow::Result<
         starts_in: notice,
         lasts: Duration::from_secs(24 * 3600),
     };
-    Operator::new(&ground.client, &ground.tokens)?.open(&offer).await
+    AdminClient::new(&ground.client, &ground.tokens)?.open(&new_sale).await
 }
 
 /// Waits until something is so.

@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
+use drive::admin_client::OpenSale;
 use drive::client::Client;
 use drive::demand::{Demand, Plan};
 use drive::environment::JWT_SECRET;
-use drive::operator::OnSale;
-use drive::report::{Report, Setting};
-use drive::scene::Scene;
+use drive::report::{Report, Setup};
+use drive::run::Run;
 use drive::tokens::Tokens;
 use sandbox::{Options, RedisOptions, Sandbox};
 use tokio_util::sync::CancellationToken;
@@ -145,7 +145,7 @@ pub async fn play(
 ) -> anyhow::Result<Report> {
     let sale = scenario.sales.first().context("the scenario has no sale")?;
     // The shop sells, and that is all: there is nothing to be done after a purchase.
-    let demand = Demand { habits: None, bots: None, ..demand(sale, overrides.seed, None)? };
+    let demand = Demand { post_purchase: None, bots: None, ..demand(sale, overrides.seed, None)? };
     let options = match strategy {
         Strategy::ReadThenWrite | Strategy::LocalMutex => Options::none().redis(RedisOptions::default()),
         Strategy::SelectThenUpdate => Options::none().postgres(),
@@ -157,16 +157,16 @@ pub async fn play(
     // Time for the workers to take their places, on top of the early buyers' lead.
     let start = Instant::now() + demand.lead + Duration::from_millis(500);
     let shop = Shop::open(counters, versions, sale.stock, demand.max_quantity, start)?;
-    let setting = Setting {
+    let setup = Setup {
         broker: "none".to_owned(),
         redis_fsync: if strategy == Strategy::SelectThenUpdate { "none" } else { "always" }.to_owned(),
         nodes: NODES,
         stock: sale.stock,
     };
     let client = Arc::new(Client::new(&shop.urls, overrides.limits(scenario, NODES)?)?);
-    let scene = Scene::new(client, &tokens, &shop, demand, setting, overrides.temper(scenario)?);
-    let scene = Scene { stop: stop.clone(), ..scene };
-    let played = scene.play_at(OnSale { id: shop::sale()?, start }, plan).await;
+    let run = Run::new(client, &tokens, &shop, demand, setup, overrides.pacing(scenario)?);
+    let run = Run { stop: stop.clone(), ..run };
+    let finished = run.execute_at(OpenSale { id: shop::sale()?, start }, plan).await;
     shop.close().await;
-    Ok(played?.report)
+    Ok(finished?.report)
 }

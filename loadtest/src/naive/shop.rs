@@ -15,7 +15,7 @@ use actix_web::http::header::AUTHORIZATION;
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
 use anyhow::Context;
 use drive::environment::JWT_SECRET;
-use drive::witness::Witness;
+use drive::observer::StoreObserver;
 use seckill::admission::identity::Verifier;
 use seckill::domain::{OrderId, OrderStatus, Pool, SaleId, UserId};
 use seckill::promises::{Flow, LedgerView, OrderFact, RedisView};
@@ -185,7 +185,7 @@ async fn order(node: web::Data<Node>, id: web::Path<OrderId>, request: HttpReque
 }
 
 /// The shop's books as the ledger, beside what its counter says.
-impl Witness for Shop {
+impl StoreObserver for Shop {
     async fn ledger(&self, _: SaleId) -> anyhow::Result<Option<LedgerView>> {
         let available = self.first.counter.left().await?;
         let total = i64::from(self.stock);

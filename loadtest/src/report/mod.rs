@@ -19,7 +19,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use drive::report::{Report, Verdict};
-use drive::show::verdict_in_words;
+use drive::text_report::verdict_in_words;
 
 use html::Text;
 use plot::{number, put};

@@ -15,7 +15,7 @@ use crate::demo::{say, write};
 use anyhow::{bail, ensure};
 use clap::Args;
 use drive::report::{Report, Verdict};
-use drive::show::Shown;
+use drive::text_report::TextReport;
 use tokio_util::sync::CancellationToken;
 
 use crate::naive::{self, Strategy};
@@ -87,7 +87,7 @@ impl Run {
 
     /// The finished report, to everybody who wants it.
     fn hand_out(&self, report: &Report, heading: &Heading) -> anyhow::Result<()> {
-        say(Shown(report))?;
+        say(TextReport(report))?;
         write(self.report.as_deref(), report)?;
         report::write(self.html.as_deref(), || report::page(report, heading))
     }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
-use drive::buyers::Temper;
 use drive::client::Limits;
+use drive::virtual_users::Pacing;
 
 use super::scenario::{Connections, Scenario};
 
@@ -92,11 +92,12 @@ impl Overrides {
 
     /// # Errors
     /// When the patience is no time.
-    pub fn temper(&self, scenario: &Scenario) -> anyhow::Result<Temper> {
-        let patience = Duration::try_from_secs_f64(self.patience_s)?;
+    pub fn pacing(&self, scenario: &Scenario) -> anyhow::Result<Pacing> {
+        let follow_up_timeout = Duration::try_from_secs_f64(self.patience_s)?;
         let closed_loop = self.closed_loop.is_some();
-        let fresh = scenario.connections == Connections::Fresh;
-        Ok(Temper { in_flight: scenario.in_flight, patience, closed_loop, fresh, ..Temper::default() })
+        let fresh_connections = scenario.connections == Connections::Fresh;
+        let in_flight = scenario.in_flight;
+        Ok(Pacing { in_flight, follow_up_timeout, closed_loop, fresh_connections, ..Pacing::default() })
     }
 
     /// # Errors
@@ -167,7 +168,7 @@ mod tests {
     fn a_closed_loop_is_only_made_by_its_flag() {
         let line = |flags: &[&str]| Line::try_parse_from(["line"].iter().chain(flags)).map(|line| line.overrides);
         let scenario = Scenario::load("drip").expect("it is shipped");
-        let closed = |flags: &[&str]| line(flags).expect("flags").temper(&scenario).expect("times").closed_loop;
+        let closed = |flags: &[&str]| line(flags).expect("flags").pacing(&scenario).expect("times").closed_loop;
         assert!(!closed(&[]) && !closed(&["--in-flight", "3"]) && closed(&["--closed-loop", "3"]));
         assert!(line(&["--closed-loop", "3", "--in-flight", "3"]).is_err());
         assert_eq!(changed("drip", &["--closed-loop", "3"]).expect("a scenario").in_flight, 3);

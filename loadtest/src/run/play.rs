@@ -1,17 +1,17 @@
-//! A scenario on its ground: every sale becomes a scene, all of them play at once, and one report comes out.
+//! A scenario on its ground: every sale becomes a run, all of them go on at once, and one report comes out.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use drive::checks::Rules;
 use drive::client::Client;
-use drive::demand::{Demand, Habits};
+use drive::demand::{Demand, PostPurchase};
 use drive::record::Tally;
-use drive::report::{Report, Setting};
-use drive::scene::{Deliveries, Scene};
+use drive::report::{Report, Setup};
+use drive::run::{Deliveries, Run};
 use drive::stores::Stores;
 use drive::tokens::Tokens;
-use drive::{joint, progress};
+use drive::{merge, progress};
 use tokio_util::sync::CancellationToken;
 
 use super::overrides::Overrides;
@@ -21,9 +21,9 @@ use super::scenario::{Sale, Scenario};
 pub struct Ground {
     pub client: Arc<Client>,
     pub tokens: Tokens,
-    pub witness: Stores,
+    pub observer: Stores,
     /// Of each sale, save for its stock.
-    pub setting: Setting,
+    pub setup: Setup,
     /// Time in which the service wants orders paid, if that is known.
     pub pay_within: Option<Duration>,
 }
@@ -39,27 +39,27 @@ pub async fn play(
     stop: &CancellationToken,
 ) -> anyhow::Result<Report> {
     let tally: Arc<Tally> = Arc::default();
-    let mut scenes = Vec::new();
+    let mut runs = Vec::new();
     for sale in &scenario.sales {
-        let setting = Setting { stock: sale.stock, ..ground.setting.clone() };
+        let setup = Setup { stock: sale.stock, ..ground.setup.clone() };
         let demand = demand(sale, overrides.seed, ground.pay_within)?;
-        let (client, temper) = (Arc::clone(&ground.client), overrides.temper(scenario)?);
-        let scene = Scene::new(client, &ground.tokens, &ground.witness, demand, setting, temper);
-        scenes.push(Scene {
+        let (client, pacing) = (Arc::clone(&ground.client), overrides.pacing(scenario)?);
+        let run = Run::new(client, &ground.tokens, &ground.observer, demand, setup, pacing);
+        runs.push(Run {
             name: sale.name.clone(),
             rules: Rules { allowed: Some(scenario.allows.clone()), expected: scenario.expects.clone() },
             deliveries: deliveries(sale)?,
             tally: Arc::clone(&tally),
             stop: stop.clone(),
-            ..scene
+            ..run
         });
     }
-    let acts = futures_util::future::try_join_all(scenes.into_iter().map(|scene| Box::pin(scene.act())));
-    let played = tokio::select! {
-        never = progress::show(&tally) => match never {},
-        played = acts => played?,
+    let running = futures_util::future::try_join_all(runs.into_iter().map(|run| Box::pin(run.execute())));
+    let finished = tokio::select! {
+        never = progress::print(&tally) => match never {},
+        finished = running => finished?,
     };
-    joint::report(played)
+    merge::merge_reports(finished)
 }
 
 /// Who comes to a sale of the scenario.
@@ -67,8 +67,8 @@ pub async fn play(
 /// # Errors
 /// When its times are none.
 pub fn demand(sale: &Sale, seed: u64, pay_within: Option<Duration>) -> anyhow::Result<Demand> {
-    let usual = Habits::of_a_sale_paid_within(pay_within.unwrap_or_default());
-    let habits = Habits {
+    let usual = PostPurchase::paid_within(pay_within.unwrap_or_default());
+    let post_purchase = PostPurchase {
         cancel: sale.afterwards.cancel,
         // The end of a forgotten order can only be waited for where it is known to come.
         forget: if pay_within.is_some() { sale.afterwards.forget } else { 0.0 },
@@ -84,7 +84,7 @@ pub fn demand(sale: &Sale, seed: u64, pay_within: Option<Duration>) -> anyhow::R
         lead: Duration::from_secs(1),
         keyed: sale.keyed,
         max_quantity: sale.max_quantity,
-        habits: Some(habits),
+        post_purchase: Some(post_purchase),
         bots: sale.bots.map(Into::into),
         seed,
     })

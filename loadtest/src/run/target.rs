@@ -7,7 +7,7 @@ use crate::demo::{Cast, Program, Stage, closed_doors, open_doors, time_to_pay, w
 use anyhow::Context;
 use clap::Args;
 use drive::client::Client;
-use drive::report::{Report, Setting};
+use drive::report::{Report, Setup};
 use drive::stores::Stores;
 use drive::tokens::Tokens;
 use seckill::config::Settings;
@@ -87,8 +87,8 @@ impl Target {
         let ground = Ground {
             client: Arc::new(Client::new(&stage.urls, overrides.limits(scenario, self.nodes)?)?),
             tokens: Tokens::new(&stage.settings.auth.jwt_secret)?,
-            witness: Stores::connect(&stage.settings).await?,
-            setting: Setting {
+            observer: Stores::connect(&stage.settings).await?,
+            setup: Setup {
                 broker: stage.broker().to_owned(),
                 redis_fsync: stage.redis_fsync().to_owned(),
                 nodes: stage.urls.len(),
@@ -112,15 +112,15 @@ impl Target {
         let ground = Ground {
             client: Arc::new(Client::new(&self.url, overrides.limits(scenario, self.url.len())?)?),
             tokens: Tokens::new(&secret.into())?,
-            witness: self.witness().await?,
-            setting: Setting { broker: unknown(), redis_fsync: unknown(), nodes: self.url.len(), stock: 0 },
+            observer: self.observer().await?,
+            setup: Setup { broker: unknown(), redis_fsync: unknown(), nodes: self.url.len(), stock: 0 },
             pay_within: self.pay_within_s.map(Duration::from_secs),
         };
         play(scenario, overrides, &ground, stop).await
     }
 
     /// The stores whose addresses were given; everything else about them is as the service's settings say.
-    async fn witness(&self) -> anyhow::Result<Stores> {
+    async fn observer(&self) -> anyhow::Result<Stores> {
         let mut settings = Settings::load(None)?;
         let postgres = self.postgres.as_ref().map(|url| {
             settings.postgres.url = url.clone().into();

@@ -1,6 +1,6 @@
 //! The buyers and the verdict against a shop whose faults are known.
 
-mod afterwards;
+mod post_purchase;
 
 mod shop;
 
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use secrecy::SecretString;
 
 use self::shop::{Fault, Shop, sale};
-use super::buyers::{Crowd, Temper};
 use super::checks::Rules;
 use super::client::{Client, Limits};
 use super::demand::{Bots, Demand, Plan, Shape};
+use super::observer::{NoAccess, StoreObserver};
 use super::record::ClientRecord;
-use super::report::{NoAnswer, Report, Setting, Verdict};
-use super::timeline::{Bucket, Watch};
+use super::report::{NoAnswer, Report, Setup, Verdict};
+use super::timeline::{Bucket, StoreSampler};
 use super::tokens::Tokens;
-use super::verdict::{Case, Patience};
-use super::witness::{Outsider, Witness};
+use super::verdict::{Evaluation, Timeouts};
+use super::virtual_users::{Pacing, VirtualUsers};
 use seckill::promises::Standing;
 
 const SECRET: &str = "a secret that is only used in tests, never elsewhere";
@@ -42,37 +42,44 @@ fn demand() -> Demand {
     }
 }
 
-struct Run {
+struct TestRun {
     plan: Arc<Plan>,
     client: Arc<Client>,
     record: ClientRecord,
 }
 
-async fn crowd(shop: &Shop, demand: &Demand, in_flight: usize) -> Run {
+async fn run_users(shop: &Shop, demand: &Demand, in_flight: usize) -> TestRun {
     let plan = Arc::new(plan(demand));
     let limits = Limits { connections: in_flight, ..Limits::default() };
     let client = Arc::new(Client::new(&[&shop.url, &shop.url], limits).expect("a base URL"));
     let start = Instant::now() + Duration::from_millis(100);
-    let (patience, pause) = (Duration::from_secs(20), Duration::from_millis(5));
-    let temper = Temper { in_flight, patience, pause, closed_loop: false, fresh: false };
-    let crowd = Crowd::with_habits(Arc::clone(&client), Arc::clone(&plan), sale(), start, temper, demand.habits)
-        .expect("a crowd");
-    crowd.run_before(shop).await;
-    Run { plan, client, record: crowd.into_record().expect("nobody else holds the crowd") }
+    let (follow_up_timeout, follow_up_pause) = (Duration::from_secs(20), Duration::from_millis(5));
+    let pacing = Pacing { in_flight, follow_up_timeout, follow_up_pause, closed_loop: false, fresh_connections: false };
+    let users = VirtualUsers::with_post_purchase(
+        Arc::clone(&client),
+        Arc::clone(&plan),
+        sale(),
+        start,
+        pacing,
+        demand.post_purchase,
+    )
+    .expect("virtual users");
+    users.run_observed(shop).await;
+    TestRun { plan, client, record: users.into_record().expect("nobody else holds them") }
 }
 
-async fn judge<W: Witness>(run: &Run, witness: &W, stock: u32) -> Report {
-    let patience = Patience { settle: Duration::from_secs(2), second_look: Duration::from_millis(1) };
-    let setting = Setting { broker: "none".into(), redis_fsync: "none".into(), nodes: 2, stock };
-    let Run { plan, client, record } = run;
-    let case = Case { witness, client, plan, sale: sale(), record, setting, patience };
-    case.judge().await.expect("a verdict")
+async fn evaluate<W: StoreObserver>(run: &TestRun, observer: &W, stock: u32) -> Report {
+    let timeouts = Timeouts { settle: Duration::from_secs(2), recheck: Duration::from_millis(1) };
+    let setup = Setup { broker: "none".into(), redis_fsync: "none".into(), nodes: 2, stock };
+    let TestRun { plan, client, record } = run;
+    let evaluation = Evaluation { observer, client, plan, sale: sale(), record, setup, timeouts };
+    evaluation.evaluate().await.expect("a verdict")
 }
 
 async fn verdict(stock: u32, fault: Fault) -> Report {
     let shop = Shop::open(stock, fault);
-    let run = crowd(&shop, &demand(), 32).await;
-    judge(&run, &shop, stock).await
+    let run = run_users(&shop, &demand(), 32).await;
+    evaluate(&run, &shop, stock).await
 }
 
 fn broken(report: &Report) -> Vec<&'static str> {
@@ -82,8 +89,8 @@ fn broken(report: &Report) -> Vec<&'static str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_honest_shop_passes_and_every_request_is_counted_once() {
     let shop = Shop::open(100, Fault::None);
-    let run = crowd(&shop, &demand(), 32).await;
-    let report = judge(&run, &shop, 100).await;
+    let run = run_users(&shop, &demand(), 32).await;
+    let report = evaluate(&run, &shop, 100).await;
     assert_eq!(broken(&report), Vec::<&str>::new());
     assert_eq!(report.verdict, Verdict::Pass);
     assert_eq!((report.oversold, report.lost, report.duplicates, report.dishonoured), (Some(0), 0, Some(0), 0));
@@ -92,7 +99,7 @@ async fn an_honest_shop_passes_and_every_request_is_counted_once() {
     assert_eq!((report.requests, report.requests), (counted, run.plan.clicks.len() as u64), "{:?}", run.record.samples);
     assert_eq!(report.orders["created"], report.accepted);
     assert!(report.latency_ms.accepted.p50 > 0.0);
-    let over_time = Watch::default().timeline(&run.record.over_time);
+    let over_time = StoreSampler::default().timeline(&run.record.over_time);
     let in_bucket = |b: &Bucket| b.accepted + b.refused.values().sum::<u64>() + b.unconfirmed + b.client_errors;
     assert_eq!(over_time.buckets.iter().map(in_bucket).sum::<u64>(), report.requests);
 }
@@ -100,9 +107,9 @@ async fn an_honest_shop_passes_and_every_request_is_counted_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rate_of_orders_ends_with_the_stock_of_the_start() {
     let one_each = Demand { max_quantity: 1, ..demand() };
-    let mut run = crowd(&Shop::open(1000, Fault::None), &one_each, 32).await;
+    let mut run = run_users(&Shop::open(1000, Fault::None), &one_each, 32).await;
     run.record.accepted_at = (0..40).map(|n| (Duration::from_secs(if n < 20 { 1 } else { 100 }), n)).collect();
-    run.record.keep_first_round(&run.plan, 20);
+    run.record.drop_resold_orders(&run.plan, 20);
     assert_eq!((run.record.accepted_at.len(), run.record.accepted_per_second()), (20, 19));
 }
 
@@ -152,8 +159,8 @@ async fn answers_that_never_came_are_unconfirmed_and_no_fault_of_the_orders() {
 #[tokio::test(flavor = "multi_thread")]
 async fn buyers_of_a_busy_shop_ask_until_they_know() {
     let shop = Shop::open(1000, Fault::Busy);
-    let run = crowd(&shop, &demand(), 32).await;
-    let report = judge(&run, &shop, 1000).await;
+    let run = run_users(&shop, &demand(), 32).await;
+    let report = evaluate(&run, &shop, 1000).await;
     assert_eq!((report.accepted, report.gave_up), (300, 0), "there was enough for everybody");
     assert!(report.unconfirmed > 0);
     let undersold = report.promises.iter().find(|f| f.name == "no_undersell").expect("it is listed");
@@ -165,7 +172,7 @@ async fn buyers_of_a_busy_shop_ask_until_they_know() {
 async fn latency_counts_from_the_intended_start_of_a_click() {
     let shop = Shop::open(1000, Fault::Slow(Duration::from_millis(10)));
     let demand = Demand { buyers: 30, window: Duration::from_millis(1), hasty: 0.0, early: 0.0, ..demand() };
-    let run = crowd(&shop, &demand, 1).await;
+    let run = run_users(&shop, &demand, 1).await;
     // All clicks are due at once and go one by one: the last one waits for all others.
     assert!(run.record.accepted_us.max() >= 300_000, "{}", run.record.accepted_us.max());
 }
@@ -176,10 +183,10 @@ async fn in_a_closed_loop_the_times_of_the_plan_do_not_count() {
     let demand = Demand { buyers: 30, window: Duration::from_secs(3600), hasty: 0.0, early: 0.0, ..demand() };
     let plan = Arc::new(plan(&demand));
     let client = Arc::new(Client::new(&[&shop.url], Limits::default()).expect("a base URL"));
-    let temper = Temper { in_flight: 2, closed_loop: true, fresh: true, ..Temper::default() };
-    let crowd = Crowd::new(client, plan, sale(), Instant::now(), temper).expect("a crowd");
-    crowd.run().await;
-    let record = crowd.into_record().expect("nobody else holds the crowd");
+    let pacing = Pacing { in_flight: 2, closed_loop: true, fresh_connections: true, ..Pacing::default() };
+    let users = VirtualUsers::new(client, plan, sale(), Instant::now(), pacing).expect("virtual users");
+    users.run().await;
+    let record = users.into_record().expect("nobody else holds them");
     assert_eq!((record.accepted.len(), record.client_errors), (30, 0), "within the hour");
 }
 
@@ -210,18 +217,18 @@ fn scripts_share_addresses_and_the_first_of_them_are_blocked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rule_of_the_run_counts_like_a_promise() {
     let shop = Shop::open(50, Fault::None);
-    let run = crowd(&shop, &demand(), 32).await;
-    let judged = async |allowed: &[&str], expected: &[&str]| {
+    let run = run_users(&shop, &demand(), 32).await;
+    let run_and_evaluate = async |allowed: &[&str], expected: &[&str]| {
         let words = |codes: &[&str]| codes.iter().map(|code| (*code).to_owned()).collect::<Vec<_>>();
-        let mut report = judge(&run, &shop, 50).await;
+        let mut report = evaluate(&run, &shop, 50).await;
         let rules = Rules { allowed: Some(words(allowed)), expected: words(expected) };
         report.add_checks(rules.check(&report.refused, &run.record));
         report.verdict
     };
     let all = ["sold_out", "not_enough_left", "already_purchased"];
-    assert_eq!(judged(&all, &["sold_out"]).await, Verdict::Pass);
-    assert_eq!(judged(&all[1..], &[]).await, Verdict::Fail, "sold_out was ruled out");
-    assert_eq!(judged(&all, &["rate_limited"]).await, Verdict::Fail, "nobody was limited");
+    assert_eq!(run_and_evaluate(&all, &["sold_out"]).await, Verdict::Pass);
+    assert_eq!(run_and_evaluate(&all[1..], &[]).await, Verdict::Fail, "sold_out was ruled out");
+    assert_eq!(run_and_evaluate(&all, &["rate_limited"]).await, Verdict::Fail, "nobody was limited");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -230,19 +237,19 @@ async fn an_outsider_judges_by_what_buyers_can_read_and_leaves_the_rest_open() {
         report.promises.iter().filter(|f| f.holds != Standing::NotChecked).map(|f| (f.name, f.holds)).collect()
     };
     let shop = Shop::open(50, Fault::None);
-    let report = judge(&crowd(&shop, &demand(), 32).await, &Outsider, 50).await;
+    let report = evaluate(&run_users(&shop, &demand(), 32).await, &NoAccess, 50).await;
     assert_eq!(checked(&report), [("nothing_lost", Standing::Holds), ("honoured", Standing::Holds)]);
     assert_eq!((report.verdict, report.unsold), (Verdict::Pass, None));
     assert_eq!((report.oversold, report.duplicates), (None, None), "nobody counted them");
     let shop = Shop::open(50, Fault::Loses);
-    let report = judge(&crowd(&shop, &demand(), 32).await, &Outsider, 50).await;
+    let report = evaluate(&run_users(&shop, &demand(), 32).await, &NoAccess, 50).await;
     assert_eq!(checked(&report), [("nothing_lost", Standing::Broken), ("honoured", Standing::Holds)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outsider_takes_a_rejection_for_a_second_order_only_from_who_has_a_first() {
     let shop = Shop::open(50, Fault::RejectsAsSecond);
-    let report = judge(&crowd(&shop, &demand(), 32).await, &Outsider, 50).await;
+    let report = evaluate(&run_users(&shop, &demand(), 32).await, &NoAccess, 50).await;
     assert_eq!((report.verdict, report.dishonoured, broken(&report)), (Verdict::Fail, 1, vec!["honoured"]));
 }
 

@@ -8,7 +8,7 @@ use actix_web::http::StatusCode;
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
 use serde_json::json;
 
-use crate::witness::Witness;
+use crate::observer::StoreObserver;
 use seckill::domain::{OrderId, OrderStatus, Pool, Reason, SaleId, UserId};
 use seckill::promises::{ClaimFact, Flow, LedgerView, OrderFact, RedisView};
 
@@ -264,7 +264,7 @@ const fn closed(status: OrderStatus) -> Option<OrderStatus> {
     }
 }
 
-impl Witness for Shop {
+impl StoreObserver for Shop {
     async fn ledger(&self, sale: SaleId) -> anyhow::Result<Option<LedgerView>> {
         let state = self.state();
         let orders: Vec<_> = state.orders.iter().filter(|o| !state.forgotten.contains(&o.id)).cloned().collect();

@@ -2,9 +2,9 @@
 //!
 //! Clicks follow the plan, not the answers: a slow service meets the same crowd as a fast one, and latency counts
 //! from the moment at which the click was due. A fixed number of workers take the clicks in order, so a request
-//! costs no task of its own. A buyer who is left without a decision asks on (`asking`). A crowd with [`Habits`] lives on: orders are paid,
-//! cancelled and forgotten (`life`), and who got nothing comes again when the sale shows units
-//! (`waiting`).
+//! costs no task of its own. A buyer who is left without a decision asks on (`follow_up`). A crowd with [`PostPurchase`] lives on: orders are paid,
+//! cancelled and forgotten (`lifecycle`), and who got nothing comes again when the sale shows units
+//! (`retry`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -18,56 +18,56 @@ use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::answer::{Answer, Channel};
+use super::admin_client::OpenSale;
+use super::answer::{Answer, Transport};
+use super::buyer_states::BuyerStates;
 use super::client::{Caller, Client};
-use super::demand::{Click, Habits, Plan};
-use super::operator::OnSale;
-use super::places::Places;
-use super::record::{ClientRecord, Heard, Recorder, Tally, Waiting};
-use super::witness::{Outsider, Witness};
+use super::demand::{Click, Plan, PostPurchase};
+use super::observer::{NoAccess, StoreObserver};
+use super::record::{ClientRecord, FinalState, Recorder, Sample, Tally};
 use seckill::api::problem::Code;
 use seckill::domain::{OrderId, OrderStatus, Reason, SaleId};
 
 /// Purchases at once of buyers who come again: they must not take the connections of those who click for the first time.
-const AGAIN: usize = 64;
+const RETRIES_AT_ONCE: usize = 64;
 /// Payments and look-ups at once. Each needs one of the few connections that a node has to its database: many more at
 /// once would wait for these until they are turned away, and come too late to pay.
-const AFTERWARDS: usize = 80;
+const ORDER_CALLS_AT_ONCE: usize = 80;
 
 /// How many clicks are in flight at most, and how long an undecided buyer goes on asking.
 #[derive(Clone, Copy, Debug)]
-pub struct Temper {
+pub struct Pacing {
     /// Bounds the workers, not the arrivals: a click that has to wait is late, and its latency says so.
     pub in_flight: usize,
     /// From the first undecided answer.
-    pub patience: Duration,
+    pub follow_up_timeout: Duration,
     /// First pause of an undecided buyer when the service names none; doubles up to the second.
-    pub pause: Duration,
+    pub follow_up_pause: Duration,
     /// Closed loop: so many buyers click one after the other, each as soon as the last answer is there, and the plan's
     /// times do not count. Such a crowd waits for a slow service, and hides how slow it is.
     pub closed_loop: bool,
     /// Every first click comes over a connection of its own.
-    pub fresh: bool,
+    pub fresh_connections: bool,
 }
 
-impl Default for Temper {
+impl Default for Pacing {
     fn default() -> Self {
         Self {
             in_flight: 256,
-            patience: Duration::from_secs(60),
-            pause: Duration::from_millis(100),
+            follow_up_timeout: Duration::from_secs(60),
+            follow_up_pause: Duration::from_millis(100),
             closed_loop: false,
-            fresh: false,
+            fresh_connections: false,
         }
     }
 }
 
 /// The crowd in front of one sale.
-pub struct Crowd {
+pub struct VirtualUsers {
     pub(super) client: Arc<Client>,
     pub(super) plan: Arc<Plan>,
-    pub(super) temper: Temper,
-    pub(super) habits: Option<Habits>,
+    pub(super) pacing: Pacing,
+    pub(super) post_purchase: Option<PostPurchase>,
     pub(super) sale: SaleId,
     purchases: Uri,
     pub(super) own_order: Uri,
@@ -76,24 +76,24 @@ pub struct Crowd {
     pub recorder: Recorder,
     next: AtomicUsize,
     /// Per buyer, whether somebody already asks on its behalf: five undecided clicks make one follow-up.
-    asking: Vec<AtomicBool>,
-    pub(super) asked: TaskTracker,
-    pub(super) places: Places,
+    has_follow_up: Vec<AtomicBool>,
+    pub(super) follow_ups: TaskTracker,
+    pub(super) states: BuyerStates,
     /// The orders that are not over yet.
-    pub(super) lives: TaskTracker,
-    pub(super) again: Semaphore,
-    pub(super) hands: Semaphore,
+    pub(super) lifecycles: TaskTracker,
+    pub(super) retry_permits: Semaphore,
+    pub(super) order_permits: Semaphore,
     /// Orders whose buyers left before the end.
     pub(super) unfinished: AtomicU64,
-    clicked: AtomicBool,
+    sent_all: AtomicBool,
     /// Deliveries of units that are still to come.
     expected: AtomicUsize,
     /// No further click, and nobody waits for anything.
-    pub(super) leaving: CancellationToken,
+    pub(super) stopping: CancellationToken,
 }
 
 /// A purchase as it is sent.
-pub(super) struct Wish {
+pub(super) struct PurchaseRequest {
     pub caller: Caller,
     pub body: Bytes,
     /// Of a buyer who comes again, without a key.
@@ -102,135 +102,138 @@ pub(super) struct Wish {
 
 /// An order as its buyer reads it.
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub(super) struct Seen {
+pub(super) struct OwnOrder {
     pub order_id: OrderId,
     pub status: OrderStatus,
     pub reason: Option<Reason>,
 }
 
-impl Crowd {
+impl VirtualUsers {
     pub fn new(
         client: Arc<Client>,
         plan: Arc<Plan>,
         sale: SaleId,
         start: Instant,
-        temper: Temper,
+        pacing: Pacing,
     ) -> anyhow::Result<Arc<Self>> {
-        Ok(Arc::new(Self::of_clicks(client, plan, sale, start, temper, Arc::default())?))
+        Ok(Arc::new(Self::build(client, plan, sale, start, pacing, Arc::default())?))
     }
 
     /// A crowd that lives on after its purchases.
-    pub fn with_habits(
+    pub fn with_post_purchase(
         client: Arc<Client>,
         plan: Arc<Plan>,
         sale: SaleId,
         start: Instant,
-        temper: Temper,
-        habits: Option<Habits>,
+        pacing: Pacing,
+        post_purchase: Option<PostPurchase>,
     ) -> anyhow::Result<Arc<Self>> {
-        let crowd = Self::of_clicks(client, plan, sale, start, temper, Arc::default())?;
-        Ok(Arc::new(Self { habits, ..crowd }))
+        let crowd = Self::build(client, plan, sale, start, pacing, Arc::default())?;
+        Ok(Arc::new(Self { post_purchase, ..crowd }))
     }
 
-    /// As [`Crowd::with_habits`], with counters that other crowds may share.
-    pub fn counted(
+    /// As [`VirtualUsers::with_post_purchase`], with counters that other crowds may share.
+    pub fn with_tally(
         client: Arc<Client>,
         plan: Arc<Plan>,
-        on_sale: OnSale,
-        temper: Temper,
-        habits: Option<Habits>,
+        open_sale: OpenSale,
+        pacing: Pacing,
+        post_purchase: Option<PostPurchase>,
         tally: Arc<Tally>,
     ) -> anyhow::Result<Arc<Self>> {
         tally.clicks.fetch_add(plan.clicks.len() as u64, Relaxed);
         // The first of several starts is as good as any.
-        let _ = tally.start.set(on_sale.start);
-        let crowd = Self::of_clicks(client, plan, on_sale.id, on_sale.start, temper, tally)?;
-        Ok(Arc::new(Self { habits, ..crowd }))
+        let _ = tally.start.set(open_sale.start);
+        let crowd = Self::build(client, plan, open_sale.id, open_sale.start, pacing, tally)?;
+        Ok(Arc::new(Self { post_purchase, ..crowd }))
     }
 
-    fn of_clicks(
+    fn build(
         client: Arc<Client>,
         plan: Arc<Plan>,
         sale: SaleId,
         start: Instant,
-        temper: Temper,
+        pacing: Pacing,
         tally: Arc<Tally>,
     ) -> anyhow::Result<Self> {
-        let places = Places::new(plan.buyers.len());
-        let asking = plan.buyers.iter().map(|_| AtomicBool::new(false)).collect();
+        let states = BuyerStates::new(plan.buyers.len());
+        let has_follow_up = plan.buyers.iter().map(|_| AtomicBool::new(false)).collect();
         Ok(Self {
             purchases: format!("/api/v1/sales/{sale}/purchases").parse()?,
             own_order: format!("/api/v1/sales/{sale}/order").parse()?,
             recorder: Recorder::new(start, tally)?,
             client,
             plan,
-            temper,
+            pacing,
             start,
             next: AtomicUsize::new(0),
-            asking,
-            asked: TaskTracker::new(),
-            places,
-            lives: TaskTracker::new(),
-            again: Semaphore::new(AGAIN),
-            hands: Semaphore::new(AFTERWARDS),
+            has_follow_up,
+            follow_ups: TaskTracker::new(),
+            states,
+            lifecycles: TaskTracker::new(),
+            retry_permits: Semaphore::new(RETRIES_AT_ONCE),
+            order_permits: Semaphore::new(ORDER_CALLS_AT_ONCE),
             unfinished: AtomicU64::new(0),
-            clicked: AtomicBool::new(false),
+            sent_all: AtomicBool::new(false),
             expected: AtomicUsize::new(0),
-            leaving: CancellationToken::new(),
-            habits: None,
+            stopping: CancellationToken::new(),
+            post_purchase: None,
             sale,
         })
     }
 
     /// Runs the whole plan and returns when every click is answered and every undecided buyer knows or gave up.
     pub async fn run(self: &Arc<Self>) {
-        self.run_before(&Outsider).await;
+        self.run_observed(&NoAccess).await;
     }
 
-    /// As [`Crowd::run`]; a crowd that lives on stays until every order of its own is over, and nothing is left or
-    /// nobody wants any. `witness` says what is left, as far as it can see.
-    pub async fn run_before<W: Witness>(self: &Arc<Self>, witness: &W) {
+    /// As [`VirtualUsers::run`]; a crowd that lifecycles on stays until every order of its own is over, and nothing is left or
+    /// nobody wants any. `observer` says what is left, as far as it can see.
+    pub async fn run_observed<W: StoreObserver>(self: &Arc<Self>, observer: &W) {
         let clicking = async {
             self.click().await;
-            self.clicked.store(true, Relaxed);
+            self.sent_all.store(true, Relaxed);
         };
-        let ((), end) = tokio::join!(clicking, self.wait_for_units(witness));
-        self.asked.close();
-        self.asked.wait().await;
-        self.lives.close();
-        self.lives.wait().await;
+        let ((), end) = tokio::join!(clicking, self.retry_until_done(observer));
+        self.follow_ups.close();
+        self.follow_ups.wait().await;
+        self.lifecycles.close();
+        self.lifecycles.wait().await;
         if let Some(end) = end {
-            let (wanting, unfinished) = (self.places.wanting() as u64, self.unfinished.load(Relaxed));
-            self.recorder.left(Waiting { wanting, unfinished, end });
+            let (wanting, unfinished) = (self.states.wanting() as u64, self.unfinished.load(Relaxed));
+            self.recorder.stopped(FinalState { wanting, unfinished, end });
         }
     }
 
     /// Sends everybody away: no further click, and nobody waits any longer. What is under way is still answered.
-    pub fn leave(&self) {
-        self.leaving.cancel();
+    pub fn stop(&self) {
+        self.stopping.cancel();
     }
 
-    pub const fn leaving(&self) -> &CancellationToken {
-        &self.leaving
+    pub const fn stopping(&self) -> &CancellationToken {
+        &self.stopping
     }
 
     /// So many deliveries of units are still to come: before the last of them the act is not over.
-    pub fn expect(&self, deliveries: usize) {
+    pub fn expect_deliveries(&self, deliveries: usize) {
         self.expected.store(deliveries, Relaxed);
     }
 
     /// Nothing will happen but by units that show up: no click is due, nobody asks, no order is open.
     pub(super) fn is_quiet(&self) -> bool {
-        self.has_clicked() && self.expected.load(Relaxed) == 0 && self.asked.is_empty() && self.lives.is_empty()
+        self.has_sent_all()
+            && self.expected.load(Relaxed) == 0
+            && self.follow_ups.is_empty()
+            && self.lifecycles.is_empty()
     }
 
-    pub(super) fn has_clicked(&self) -> bool {
-        self.clicked.load(Relaxed)
+    pub(super) fn has_sent_all(&self) -> bool {
+        self.sent_all.load(Relaxed)
     }
 
     async fn click(self: &Arc<Self>) {
         let workers = TaskTracker::new();
-        for _ in 0..self.temper.in_flight.clamp(1, self.plan.clicks.len().max(1)) {
+        for _ in 0..self.pacing.in_flight.clamp(1, self.plan.clicks.len().max(1)) {
             workers.spawn(Arc::clone(self).work());
         }
         workers.close();
@@ -244,27 +247,27 @@ impl Crowd {
 
     async fn work(self: Arc<Self>) {
         while let Some(click) = self.plan.clicks.get(self.next.fetch_add(1, Relaxed)).copied() {
-            let due = if self.temper.closed_loop { self.start.max(Instant::now()) } else { self.due(click) };
-            if self.leaving.run_until_cancelled(sleep_until(due.into())).await.is_none() {
+            let due = if self.pacing.closed_loop { self.start.max(Instant::now()) } else { self.due(click) };
+            if self.stopping.run_until_cancelled(sleep_until(due.into())).await.is_none() {
                 break;
             }
-            let answer = self.purchase(click.buyer, click.nth, due, &self.first_wish(click.buyer)).await;
+            let answer = self.purchase(click.buyer, click.nth, due, &self.first_request(click.buyer)).await;
             // Due after the start, and yet too soon for the service's clock: such a buyer clicks again.
             let too_soon =
                 click.at_us >= 0 && matches!(&answer, Answer::Refused(refusal) if refusal.is(Code::SaleNotStarted));
-            if (answer.is_open() || too_soon) && !self.asking[click.buyer as usize].swap(true, Relaxed) {
+            if (answer.is_open() || too_soon) && !self.has_follow_up[click.buyer as usize].swap(true, Relaxed) {
                 let crowd = Arc::clone(&self);
-                self.asked.spawn(async move {
-                    crowd.follow_up(click.buyer, click.nth, answer, &crowd.first_wish(click.buyer)).await;
-                    crowd.asking[click.buyer as usize].store(false, Relaxed);
+                self.follow_ups.spawn(async move {
+                    crowd.follow_up(click.buyer, click.nth, answer, &crowd.first_request(click.buyer)).await;
+                    crowd.has_follow_up[click.buyer as usize].store(false, Relaxed);
                 });
             }
         }
     }
 
-    fn first_wish(&self, number: u32) -> Wish {
+    fn first_request(&self, number: u32) -> PurchaseRequest {
         let buyer = &self.plan.buyers[number as usize];
-        Wish { caller: buyer.caller.clone(), body: buyer.body.clone(), again: false }
+        PurchaseRequest { caller: buyer.caller.clone(), body: buyer.body.clone(), again: false }
     }
 
     fn due(&self, click: Click) -> Instant {
@@ -273,23 +276,29 @@ impl Crowd {
         due.unwrap_or(self.start)
     }
 
-    pub(super) async fn purchase(self: &Arc<Self>, number: u32, nth: u32, due: Instant, wish: &Wish) -> Answer {
+    pub(super) async fn purchase(
+        self: &Arc<Self>,
+        number: u32,
+        nth: u32,
+        due: Instant,
+        request: &PurchaseRequest,
+    ) -> Answer {
         let node = number as usize + nth as usize;
         let sent = self.client.send_over(
-            self.temper.fresh && !wish.again,
+            self.pacing.fresh_connections && !request.again,
             node,
             Method::POST,
             &self.purchases,
-            &wish.caller,
-            wish.body.clone(),
+            &request.caller,
+            request.body.clone(),
         );
         let sent = sent.await;
-        let channel = Channel::of(&sent);
+        let channel = Transport::of(&sent);
         let answer = Answer::of(sent);
-        let (latency, again) = (due.elapsed(), wish.again);
-        self.recorder.answered(&Heard { buyer: number, answer: &answer, channel, latency, again });
-        if let (Some(habits), Some(order)) = (self.habits, self.places.heard(number, &answer)) {
-            self.lives.spawn(Arc::clone(self).live_on(number, order, habits));
+        let (latency, again) = (due.elapsed(), request.again);
+        self.recorder.record_answer(&Sample { buyer: number, answer: &answer, channel, latency, again });
+        if let (Some(post_purchase), Some(order)) = (self.post_purchase, self.states.record_answer(number, &answer)) {
+            self.lifecycles.spawn(Arc::clone(self).follow_order(number, order, post_purchase));
         }
         answer
     }

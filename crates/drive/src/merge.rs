@@ -1,4 +1,4 @@
-//! One report of several sales that were played at the same time.
+//! One report of several sales that were finished at the same time.
 //!
 //! Figures are sums, latencies are those of all buyers, and a promise holds only if it holds for every sale. What was
 //! found of each sale by itself stays in `sales`.
@@ -9,24 +9,24 @@ use anyhow::Context;
 
 use super::distribution::Distribution;
 use super::report::{Afterwards, NoAnswer, Quantiles, Report, SaleReport, Verdict};
-use super::scene::Played;
+use super::run::FinishedRun;
 use seckill::promises::{Finding, Standing};
 
 /// Makes one report of them. That of a single sale stays as it is.
 ///
 /// # Errors
-/// When nothing was played.
-pub fn report(played: Vec<Played>) -> anyhow::Result<Report> {
-    let mut all = played.into_iter();
-    let Played { name, on_sale, mut record, mut report, .. } = all.next().context("no sale was played")?;
+/// When nothing was finished.
+pub fn merge_reports(finished: Vec<FinishedRun>) -> anyhow::Result<Report> {
+    let mut all = finished.into_iter();
+    let FinishedRun { name, open_sale, mut record, mut report, .. } = all.next().context("no sale was finished")?;
     let rest: Vec<_> = all.collect();
     if rest.is_empty() {
         return Ok(report);
     }
-    let mut sales = vec![of_one(name, on_sale.id, &report)];
-    for Played { name, on_sale, record: other, report: theirs, .. } in rest {
-        record.absorb(&other)?;
-        sales.push(of_one(name, on_sale.id, &theirs));
+    let mut sales = vec![sale_report(name, open_sale.id, &report)];
+    for FinishedRun { name, open_sale, record: other, report: theirs, .. } in rest {
+        record.merge(&other)?;
+        sales.push(sale_report(name, open_sale.id, &theirs));
         add(&mut report, theirs);
     }
     let latencies = &mut report.latency_ms;
@@ -36,15 +36,15 @@ pub fn report(played: Vec<Played>) -> anyhow::Result<Report> {
     report.rates.accepted = record.accepted_per_second();
     report.rates.refused = record.refused_per_second();
     report.rates.persisted = report.timeline.persisted_per_second();
-    report.promises = together(&sales, |sale| &sale.promises);
-    report.checks = together(&sales, |sale| &sale.checks);
+    report.promises = merge_findings(&sales, |sale| &sale.promises);
+    report.checks = merge_findings(&sales, |sale| &sale.checks);
     // Nothing may be bought in one of them and all be well, but not in all.
     report.verdict = Verdict::of(report.promises.iter().chain(&report.checks), report.accepted, report.settled);
     report.sales = sales;
     Ok(report)
 }
 
-fn of_one(name: String, sale: seckill::domain::SaleId, report: &Report) -> SaleReport {
+fn sale_report(name: String, sale: seckill::domain::SaleId, report: &Report) -> SaleReport {
     SaleReport {
         name,
         sale,
@@ -100,7 +100,7 @@ fn add_counts<K: Ord>(to: &mut BTreeMap<K, u64>, other: BTreeMap<K, u64>) {
 }
 
 /// One finding per name: broken if it is in any sale, open if it is in any, and it says where.
-fn together(sales: &[SaleReport], of: impl Fn(&SaleReport) -> &Vec<Finding>) -> Vec<Finding> {
+fn merge_findings(sales: &[SaleReport], of: impl Fn(&SaleReport) -> &Vec<Finding>) -> Vec<Finding> {
     let mut names = Vec::new();
     for finding in sales.iter().flat_map(&of) {
         if !names.contains(&finding.name) {
@@ -140,13 +140,13 @@ mod tests {
     fn sale(name: &str, holds: Standing) -> SaleReport {
         let finding = Finding { name: "covered", holds, detail: format!("as {name} shows") };
         let report = Report { promises: vec![finding], ..Report::default() };
-        of_one(name.to_owned(), SaleId::new(1).expect("a sale id"), &report)
+        sale_report(name.to_owned(), SaleId::new(1).expect("a sale id"), &report)
     }
 
     #[test]
     fn a_promise_holds_only_if_it_holds_for_every_sale() {
         let standing = |sales: &[SaleReport]| {
-            let findings = together(sales, |sale| &sale.promises);
+            let findings = merge_findings(sales, |sale| &sale.promises);
             assert_eq!(findings.len(), 1);
             (findings[0].holds, findings[0].detail.clone())
         };

@@ -8,31 +8,31 @@ use anyhow::Context;
 use tokio::time::{sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::buyers::{Crowd, Temper};
+use super::admin_client::{AdminClient, AuditFinding, NewSale, OpenSale};
 use super::checks::{self, Rules};
 use super::client::Client;
 use super::demand::{Demand, Plan};
 use super::machine::Machine;
-use super::operator::{Audited, Offer, OnSale, Operator};
+use super::observer::StoreObserver;
 use super::progress;
 use super::record::{ClientRecord, Tally};
-use super::report::{Report, Setting};
-use super::timeline::Watch;
+use super::report::{Report, Setup};
+use super::timeline::StoreSampler;
 use super::tokens::Tokens;
-use super::verdict::{Case, Patience};
-use super::witness::Witness;
+use super::verdict::{Evaluation, Timeouts};
+use super::virtual_users::{Pacing, VirtualUsers};
 use seckill::promises::Standing;
 
 /// What a run needs to know.
-pub struct Scene<'a, W> {
+pub struct Run<'a, W> {
     pub name: String,
     pub client: Arc<Client>,
     pub tokens: &'a Tokens,
-    pub witness: &'a W,
+    pub observer: &'a W,
     pub demand: Demand,
-    pub setting: Setting,
-    pub temper: Temper,
-    pub patience: Patience,
+    pub setup: Setup,
+    pub pacing: Pacing,
+    pub timeouts: Timeouts,
     pub rules: Rules,
     pub deliveries: Option<Deliveries>,
     /// May be shared with scenes that play at the same time.
@@ -51,9 +51,9 @@ pub struct Deliveries {
 }
 
 /// What came of it.
-pub struct Played {
+pub struct FinishedRun {
     pub name: String,
-    pub on_sale: OnSale,
+    pub open_sale: OpenSale,
     pub plan: Arc<Plan>,
     pub record: ClientRecord,
     pub report: Report,
@@ -64,25 +64,25 @@ const NOTICE: Duration = Duration::from_secs(4);
 /// Between two tries to deliver.
 const PAUSE: Duration = Duration::from_millis(500);
 
-impl<'a, W: Witness> Scene<'a, W> {
+impl<'a, W: StoreObserver> Run<'a, W> {
     /// A run without rules and deliveries.
     pub fn new(
         client: Arc<Client>,
         tokens: &'a Tokens,
-        witness: &'a W,
+        observer: &'a W,
         demand: Demand,
-        setting: Setting,
-        temper: Temper,
+        setup: Setup,
+        pacing: Pacing,
     ) -> Self {
         Self {
             name: "flash sale".to_owned(),
             client,
             tokens,
-            witness,
+            observer,
             demand,
-            setting,
-            temper,
-            patience: Patience::default(),
+            setup,
+            pacing,
+            timeouts: Timeouts::default(),
             rules: Rules::default(),
             deliveries: None,
             tally: Arc::default(),
@@ -91,130 +91,136 @@ impl<'a, W: Witness> Scene<'a, W> {
     }
 
     /// Plays it from the draft of the sale to the report, with a line that says how it goes.
-    pub async fn play(self) -> anyhow::Result<Played> {
+    pub async fn execute_with_progress(self) -> anyhow::Result<FinishedRun> {
         let tally = Arc::clone(&self.tally);
         tokio::select! {
-            never = progress::show(&tally) => match never {},
-            played = self.act() => played,
+            never = progress::print(&tally) => match never {},
+            finished = self.execute() => finished,
         }
     }
 
     /// Plays it without a word.
-    pub async fn act(self) -> anyhow::Result<Played> {
+    pub async fn execute(self) -> anyhow::Result<FinishedRun> {
         let plan = Arc::new(Plan::draw(&self.demand, self.tokens)?);
-        let operator = Operator::new(&self.client, self.tokens)?;
+        let admin = AdminClient::new(&self.client, self.tokens)?;
         // Nodes hear of the blacklist within a second, and so before the sale starts.
         for user in plan.blocked(&self.demand) {
-            operator.block(user, true).await?;
+            admin.block(user, true).await?;
         }
-        let played = self.attend(&operator, Arc::clone(&plan)).await;
+        let finished = self.open_and_sell(&admin, Arc::clone(&plan)).await;
         for user in plan.blocked(&self.demand) {
-            operator.block(user, false).await?;
+            admin.block(user, false).await?;
         }
-        let (on_sale, record, report) = played?;
-        Ok(Played { name: self.name, on_sale, plan, record, report })
+        let (open_sale, record, report) = finished?;
+        Ok(FinishedRun { name: self.name, open_sale, plan, record, report })
     }
 
-    async fn attend(&self, operator: &Operator<'_>, plan: Arc<Plan>) -> anyhow::Result<(OnSale, ClientRecord, Report)> {
-        let offer = Offer {
+    async fn open_and_sell(
+        &self,
+        admin: &AdminClient<'_>,
+        plan: Arc<Plan>,
+    ) -> anyhow::Result<(OpenSale, ClientRecord, Report)> {
+        let new_sale = NewSale {
             name: self.name.clone(),
-            stock: self.setting.stock,
+            stock: self.setup.stock,
             reserve: None,
             max_quantity: self.demand.max_quantity,
             starts_in: NOTICE + self.demand.lead,
             lasts: Duration::from_secs(24 * 3600),
         };
-        let on_sale = operator.open(&offer).await?;
-        let (record, report) = self.attend_at(operator, plan, on_sale).await?;
-        Ok((on_sale, record, report))
+        let open_sale = admin.open(&new_sale).await?;
+        let (record, report) = self.sell_at(admin, plan, open_sale).await?;
+        Ok((open_sale, record, report))
     }
 
     /// Plays a plan at a sale that is on, from the first click to the report, with a line that says how it goes.
-    pub async fn play_at(self, on_sale: OnSale, plan: Arc<Plan>) -> anyhow::Result<Played> {
-        let (tally, operator) = (Arc::clone(&self.tally), Operator::new(&self.client, self.tokens)?);
+    pub async fn execute_at(self, open_sale: OpenSale, plan: Arc<Plan>) -> anyhow::Result<FinishedRun> {
+        let (tally, admin) = (Arc::clone(&self.tally), AdminClient::new(&self.client, self.tokens)?);
         let (record, report) = tokio::select! {
-            never = progress::show(&tally) => match never {},
-            attended = self.attend_at(&operator, Arc::clone(&plan), on_sale) => attended?,
+            never = progress::print(&tally) => match never {},
+            attended = self.sell_at(&admin, Arc::clone(&plan), open_sale) => attended?,
         };
-        Ok(Played { name: self.name, on_sale, plan, record, report })
+        Ok(FinishedRun { name: self.name, open_sale, plan, record, report })
     }
 
-    async fn attend_at(
+    async fn sell_at(
         &self,
-        operator: &Operator<'_>,
+        admin: &AdminClient<'_>,
         plan: Arc<Plan>,
-        on_sale: OnSale,
+        open_sale: OpenSale,
     ) -> anyhow::Result<(ClientRecord, Report)> {
-        let watch = Watch::default();
+        let sampler = StoreSampler::default();
         tokio::select! {
-            never = watch.run(self.witness, on_sale.id, on_sale.start) => match never {},
-            judged = self.sell(operator, plan, on_sale, &watch) => judged,
+            never = sampler.run(self.observer, open_sale.id, open_sale.start) => match never {},
+            judged = self.sell(admin, plan, open_sale, &sampler) => judged,
         }
     }
 
     async fn sell(
         &self,
-        operator: &Operator<'_>,
+        admin: &AdminClient<'_>,
         plan: Arc<Plan>,
-        on_sale: OnSale,
-        watch: &Watch,
+        open_sale: OpenSale,
+        sampler: &StoreSampler,
     ) -> anyhow::Result<(ClientRecord, Report)> {
-        let (client, tally, habits) = (Arc::clone(&self.client), Arc::clone(&self.tally), self.demand.habits);
-        let crowd = Crowd::counted(client, Arc::clone(&plan), on_sale, self.temper, habits, tally)?;
+        let (client, tally, post_purchase) =
+            (Arc::clone(&self.client), Arc::clone(&self.tally), self.demand.post_purchase);
+        let users = VirtualUsers::with_tally(client, Arc::clone(&plan), open_sale, self.pacing, post_purchase, tally)?;
         let listening = async {
             self.stop.cancelled().await;
-            crowd.leave();
+            users.stop();
             std::future::pending().await
         };
-        let selling = async { tokio::join!(crowd.run_before(self.witness), self.deliver(operator, on_sale, &crowd)).1 };
+        let selling =
+            async { tokio::join!(users.run_observed(self.observer), self.deliver(admin, open_sale, &users)).1 };
         let delivered = tokio::select! {
             delivered = selling => delivered,
             never = listening => never,
         };
-        let mut record = crowd.into_record().context("a buyer is still at it")?;
-        record.keep_first_round(&plan, self.setting.stock);
-        let case = Case {
-            witness: self.witness,
+        let mut record = users.into_record().context("a buyer is still at it")?;
+        record.drop_resold_orders(&plan, self.setup.stock);
+        let evaluation = Evaluation {
+            observer: self.observer,
             client: &self.client,
             plan: &plan,
-            sale: on_sale.id,
+            sale: open_sale.id,
             record: &record,
-            setting: self.setting.clone(),
-            patience: self.patience,
+            setup: self.setup.clone(),
+            timeouts: self.timeouts,
         };
-        let mut report = case.judge().await?;
+        let mut report = evaluation.evaluate().await?;
         report.stock += delivered;
-        self.check(&mut report, operator, &plan, on_sale, &record).await?;
-        report.timeline = watch.timeline(&record.over_time);
+        self.check(&mut report, admin, &plan, open_sale, &record).await?;
+        report.timeline = sampler.timeline(&record.over_time);
         report.rates.persisted = report.timeline.persisted_per_second();
-        report.machine = Machine::here(self.witness.versions().await);
+        report.machine = Machine::here(self.observer.versions().await);
         Ok((record, report))
     }
 
     /// Brings the units that were announced, each delivery twice: the second time must change nothing. Returns how many
-    /// were brought until the crowd left.
-    async fn deliver(&self, operator: &Operator<'_>, on_sale: OnSale, crowd: &Crowd) -> u32 {
+    /// were brought until the users left.
+    async fn deliver(&self, admin: &AdminClient<'_>, open_sale: OpenSale, users: &VirtualUsers) -> u32 {
         let Some(deliveries) = self.deliveries else { return 0 };
-        crowd.expect(deliveries.times as usize);
-        let leaving = crowd.leaving();
+        users.expect_deliveries(deliveries.times as usize);
+        let stopping = users.stopping();
         let mut delivered = 0;
         // Only the waits are cut short: a delivery that is under way is waited for, and counted.
         for nth in 1..=deliveries.times {
-            let due = sleep_until((on_sale.start + deliveries.every * nth).into());
-            if leaving.run_until_cancelled(due).await.is_none() {
+            let due = sleep_until((open_sale.start + deliveries.every * nth).into());
+            if stopping.run_until_cancelled(due).await.is_none() {
                 break;
             }
             let operation = format!("delivery-{nth}");
             for again in [false, true] {
-                while let Err(error) = operator.add_stock(on_sale.id, deliveries.units, &operation).await {
+                while let Err(error) = admin.add_stock(open_sale.id, deliveries.units, &operation).await {
                     tracing::warn!(%error, "a delivery is tried again");
-                    if leaving.run_until_cancelled(sleep(PAUSE)).await.is_none() {
+                    if stopping.run_until_cancelled(sleep(PAUSE)).await.is_none() {
                         return delivered;
                     }
                 }
                 delivered += if again { 0 } else { deliveries.units };
             }
-            crowd.expect((deliveries.times - nth) as usize);
+            users.expect_deliveries((deliveries.times - nth) as usize);
         }
         delivered
     }
@@ -223,9 +229,9 @@ impl<'a, W: Witness> Scene<'a, W> {
     async fn check(
         &self,
         report: &mut Report,
-        operator: &Operator<'_>,
+        admin: &AdminClient<'_>,
         plan: &Plan,
-        on_sale: OnSale,
+        open_sale: OpenSale,
         record: &ClientRecord,
     ) -> anyhow::Result<()> {
         let mut findings = self.rules.check(&report.refused, record);
@@ -234,7 +240,7 @@ impl<'a, W: Witness> Scene<'a, W> {
         }
         let blocked: HashSet<_> = plan.blocked(&self.demand).collect();
         if self.deliveries.is_some() || !blocked.is_empty() {
-            let ledger = self.witness.ledger(on_sale.id).await?;
+            let ledger = self.observer.ledger(open_sale.id).await?;
             if self.deliveries.is_some() {
                 findings.push(checks::stock_as_delivered(ledger.as_ref().map(|ledger| ledger.total), report.stock));
             }
@@ -244,7 +250,7 @@ impl<'a, W: Witness> Scene<'a, W> {
         }
         if report.unsold.is_none() {
             // The stores cannot be seen from here, but the service can see them.
-            take_over(report, operator.audit(on_sale.id).await?);
+            take_over(report, admin.audit(open_sale.id).await?);
         }
         report.add_checks(findings);
         Ok(())
@@ -252,7 +258,7 @@ impl<'a, W: Witness> Scene<'a, W> {
 }
 
 /// Where buyers alone cannot judge, the service's own audit speaks, and is named.
-fn take_over(report: &mut Report, audit: Vec<Audited>) {
+fn take_over(report: &mut Report, audit: Vec<AuditFinding>) {
     for audited in audit {
         let mut findings = report.promises.iter_mut();
         let Some(finding) = findings.find(|finding| finding.name == audited.name) else { continue };

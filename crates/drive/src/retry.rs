@@ -13,12 +13,12 @@ use hyper::{Method, Uri};
 use serde::Deserialize;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::buyers::Crowd;
 use super::client::Caller;
-use super::record::End;
-use super::witness::Witness;
+use super::observer::StoreObserver;
+use super::record::StopReason;
+use super::virtual_users::VirtualUsers;
 
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// For how long nothing must show before an onlooker believes that nothing is left: the auditor looks twice a second,
 /// and compares claims with rows every five seconds.
 const NOTHING_FOR: Duration = Duration::from_secs(7);
@@ -33,31 +33,31 @@ struct Page {
     remaining: Option<u32>,
 }
 
-impl Crowd {
-    /// Until the end of the act, then sends everybody away. Returns at once for a crowd without habits.
-    pub(super) async fn wait_for_units<W: Witness>(self: &Arc<Self>, witness: &W) -> Option<End> {
-        let end = self.watch(witness, self.habits?.patience).await;
+impl VirtualUsers {
+    /// Until the end of the act, then sends everybody away. Returns at once for a crowd without a post-purchase profile.
+    pub(super) async fn retry_until_done<W: StoreObserver>(self: &Arc<Self>, observer: &W) -> Option<StopReason> {
+        let end = self.watch(observer, self.post_purchase?.timeout).await;
         // Whoever is still at it has waited long enough.
-        self.leave();
+        self.stop();
         Some(end)
     }
 
-    async fn watch<W: Witness>(self: &Arc<Self>, witness: &W, patience: Duration) -> End {
-        let mut ticks = interval(LOOK_EVERY);
+    async fn watch<W: StoreObserver>(self: &Arc<Self>, observer: &W, patience: Duration) -> StopReason {
+        let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Paid orders stay, so what patience counts from cannot move for ever.
         let (mut paid, mut moved) = (0, None);
         let mut nothing_since = None;
         let mut look = 0;
         loop {
-            if self.leaving().run_until_cancelled(ticks.tick()).await.is_none() {
-                return End::SentAway;
+            if self.stopping().run_until_cancelled(ticks.tick()).await.is_none() {
+                return StopReason::Cancelled;
             }
             look += 1;
             // Before anything is read: only this loop could break the quiet.
             let quiet = self.is_quiet();
             let shown = self.look(look).await;
-            let unsold = witness.unsold(self.sale).await.ok().flatten();
+            let unsold = observer.unsold(self.sale).await.ok().flatten();
             match (quiet, shown) {
                 (true, Some(Some(0))) => nothing_since = nothing_since.or_else(|| Some(Instant::now())),
                 _ => nothing_since = None,
@@ -66,23 +66,23 @@ impl Crowd {
                 Some(units) => units <= 0,
                 None => nothing_since.is_some_and(|since| since.elapsed() >= NOTHING_FOR),
             };
-            if quiet && (nothing_left || self.places.waiting() == 0) {
-                return End::Act;
+            if quiet && (nothing_left || self.states.waiting() == 0) {
+                return StopReason::Completed;
             }
-            if self.has_clicked() {
+            if self.has_sent_all() {
                 let so_far = self.recorder.tally.paid.load(Relaxed);
                 if so_far > paid {
                     (paid, moved) = (so_far, None);
                 }
                 if moved.get_or_insert_with(Instant::now).elapsed() >= patience {
-                    return End::Patience;
+                    return StopReason::TimedOut;
                 }
             }
-            self.ask_in(shown.flatten(), shown.is_some());
+            self.start_retries(shown.flatten(), shown.is_some());
         }
     }
 
-    fn ask_in(self: &Arc<Self>, shown: Option<u32>, page: bool) {
+    fn start_retries(self: &Arc<Self>, shown: Option<u32>, page: bool) {
         let most = match shown {
             Some(units) => (units as usize).saturating_mul(FOR_EACH).min(MOST),
             None if page => FOR_SOME,
@@ -90,8 +90,8 @@ impl Crowd {
         };
         // `remaining` is what an order may ask for; of an unknown number, one is a start.
         let at_most = shown.unwrap_or(1);
-        for buyer in self.places.ask_in(most) {
-            self.asked.spawn(Arc::clone(self).come_again(buyer, at_most));
+        for buyer in self.states.start_retries(most) {
+            self.follow_ups.spawn(Arc::clone(self).retry(buyer, at_most));
         }
     }
 

@@ -8,7 +8,7 @@ use seckill::promises::{Flow, LedgerView, RedisView};
 
 /// Reads the stores of the service under test. `None` means that this store cannot be seen from here, an error
 /// that it should be seen and does not answer.
-pub trait Witness: Send + Sync {
+pub trait StoreObserver: Send + Sync {
     fn ledger(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<LedgerView>>> + Send;
 
     fn redis(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<RedisView>>> + Send;
@@ -39,9 +39,9 @@ pub trait Witness: Send + Sync {
 }
 
 /// Sees nothing: the service is somebody else's, and only its answers are known.
-pub struct Outsider;
+pub struct NoAccess;
 
-impl Witness for Outsider {
+impl StoreObserver for NoAccess {
     async fn ledger(&self, _: SaleId) -> anyhow::Result<Option<LedgerView>> {
         Ok(None)
     }

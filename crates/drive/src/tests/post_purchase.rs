@@ -4,38 +4,40 @@ use std::time::Duration;
 
 use super::shop::{Fault, Shop};
 use super::*;
-use crate::demand::Habits;
-use crate::record::End;
+use crate::demand::PostPurchase;
+use crate::record::StopReason;
 
 const PAY_WITHIN: Duration = Duration::from_millis(300);
 
-fn lively() -> Demand {
-    let habits = Habits {
+fn active_buyers() -> Demand {
+    let post_purchase = PostPurchase {
         cancel: 0.2,
         forget: 0.1,
         regret: 0.5,
         decide_within: Duration::from_millis(50),
         pay_within: PAY_WITHIN,
-        patience: Duration::from_secs(20),
+        timeout: Duration::from_secs(20),
     };
-    Demand { habits: Some(habits), ..demand() }
+    Demand { post_purchase: Some(post_purchase), ..demand() }
 }
 
-async fn judged(stock: u32, fault: Fault, demand: &Demand) -> (Run, Report) {
+async fn run_and_evaluate(stock: u32, fault: Fault, demand: &Demand) -> (TestRun, Report) {
     let shop = Shop::paid_within(stock, PAY_WITHIN, fault);
-    let run = crowd(&shop, demand, 32).await;
-    let report = judge(&run, &shop, stock).await;
+    let run = run_users(&shop, demand, 32).await;
+    let report = evaluate(&run, &shop, stock).await;
     (run, report)
 }
 
-fn impatient() -> Demand {
-    let habits = lively().habits.map(|habits| Habits { patience: Duration::from_secs(2), ..habits });
-    Demand { habits, ..lively() }
+fn with_short_timeout() -> Demand {
+    let post_purchase = active_buyers()
+        .post_purchase
+        .map(|post_purchase| PostPurchase { timeout: Duration::from_secs(2), ..post_purchase });
+    Demand { post_purchase, ..active_buyers() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_cancelled_or_forgotten_is_sold_again() {
-    let (run, report) = judged(100, Fault::None, &lively()).await;
+    let (run, report) = run_and_evaluate(100, Fault::None, &active_buyers()).await;
     assert_eq!((report.verdict, broken(&report)), (Verdict::Pass, vec![]), "{:?}", report.checks);
     let after = report.afterwards;
     assert!(after.cancelled > 0 && after.expired > 0, "{after:?}");
@@ -44,7 +46,7 @@ async fn what_is_cancelled_or_forgotten_is_sold_again() {
     assert!(after.still_wanted > 0, "most go home with nothing");
     assert_eq!(report.orders.get("created"), None, "nothing is left unpaid");
     assert_eq!(report.orders.values().sum::<u64>(), report.accepted);
-    assert_eq!(run.record.waiting.map(|waiting| waiting.end), Some(End::Act));
+    assert_eq!(run.record.waiting.map(|waiting| waiting.end), Some(StopReason::Completed));
     let refused: u64 = report.refused.values().sum();
     let counted = run.record.accepted_answers + refused + report.unconfirmed + report.client_errors;
     assert_eq!(report.requests, counted);
@@ -53,7 +55,7 @@ async fn what_is_cancelled_or_forgotten_is_sold_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn units_that_nobody_wants_any_more_are_no_fault() {
-    let (_, report) = judged(1000, Fault::None, &lively()).await;
+    let (_, report) = run_and_evaluate(1000, Fault::None, &active_buyers()).await;
     assert_eq!((report.verdict, broken(&report)), (Verdict::Pass, vec![]), "{:?}", report.checks);
     assert!(report.unsold > Some(0));
     assert_eq!(report.afterwards.still_wanted, 0);
@@ -61,14 +63,14 @@ async fn units_that_nobody_wants_any_more_are_no_fault() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shop_that_keeps_cancelled_units_to_itself_fails() {
-    let (run, report) = judged(100, Fault::KeepsWhatComesBack, &impatient()).await;
+    let (run, report) = run_and_evaluate(100, Fault::KeepsWhatComesBack, &with_short_timeout()).await;
     assert_eq!((report.verdict, broken(&report)), (Verdict::Fail, vec!["no_undersell"]));
-    assert_eq!(run.record.waiting.map(|waiting| waiting.end), Some(End::Patience));
+    assert_eq!(run.record.waiting.map(|waiting| waiting.end), Some(StopReason::TimedOut));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shop_that_lets_nothing_expire_fails() {
-    let (_, report) = judged(100, Fault::NeverExpires, &impatient()).await;
+    let (_, report) = run_and_evaluate(100, Fault::NeverExpires, &with_short_timeout()).await;
     assert_eq!(report.verdict, Verdict::Fail);
     let ended = report.checks.iter().find(|check| check.name == "orders_ended").expect("it is listed");
     assert_eq!(ended.holds, Standing::Broken, "{}", ended.detail);
@@ -76,7 +78,7 @@ async fn a_shop_that_lets_nothing_expire_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shop_that_stops_answering_fails() {
-    let (run, report) = judged(100, Fault::FallsSilent, &impatient()).await;
+    let (run, report) = run_and_evaluate(100, Fault::FallsSilent, &with_short_timeout()).await;
     assert_eq!(report.verdict, Verdict::Fail);
     let decided = report.checks.iter().find(|check| check.name == "everybody_decided").expect("it is listed");
     assert_eq!(decided.holds, Standing::Broken, "{}", decided.detail);
@@ -86,7 +88,7 @@ async fn a_shop_that_stops_answering_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shop_that_forgets_payments_fails() {
-    let (_, report) = judged(100, Fault::ForgetsPayments, &lively()).await;
+    let (_, report) = run_and_evaluate(100, Fault::ForgetsPayments, &active_buyers()).await;
     assert_eq!(report.verdict, Verdict::Fail);
     let kept = report.checks.iter().find(|check| check.name == "moves_kept").expect("it is listed");
     assert_eq!(kept.holds, Standing::Broken, "{}", kept.detail);
@@ -95,21 +97,28 @@ async fn a_shop_that_forgets_payments_fails() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crowd_that_is_sent_away_is_judged_by_what_was_said_until_then() {
     let shop = Shop::paid_within(100, PAY_WITHIN, Fault::None);
-    let demand = Demand { window: Duration::from_secs(600), shape: Shape::Steady, early: 0.0, ..lively() };
+    let demand = Demand { window: Duration::from_secs(600), shape: Shape::Steady, early: 0.0, ..active_buyers() };
     let plan = Arc::new(plan(&demand));
     let client = Arc::new(Client::new(&[&shop.url], Limits::default()).expect("a base URL"));
-    let (sale, temper) = (sale(), Temper::default());
-    let crowd = Crowd::with_habits(Arc::clone(&client), Arc::clone(&plan), sale, Instant::now(), temper, demand.habits)
-        .expect("a crowd");
+    let (sale, pacing) = (sale(), Pacing::default());
+    let users = VirtualUsers::with_post_purchase(
+        Arc::clone(&client),
+        Arc::clone(&plan),
+        sale,
+        Instant::now(),
+        pacing,
+        demand.post_purchase,
+    )
+    .expect("virtual users");
     let sending = async {
-        while crowd.recorder.tally.accepted.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+        while users.recorder.tally.accepted.load(std::sync::atomic::Ordering::Relaxed) == 0 {
             tokio::task::yield_now().await;
         }
-        crowd.leave();
+        users.stop();
     };
-    tokio::join!(crowd.run_before(&shop), sending);
-    let run = Run { plan, client, record: crowd.into_record().expect("nobody else holds the crowd") };
-    let report = judge(&run, &shop, 100).await;
+    tokio::join!(users.run_observed(&shop), sending);
+    let run = TestRun { plan, client, record: users.into_record().expect("nobody else holds them") };
+    let report = evaluate(&run, &shop, 100).await;
     assert_eq!((report.verdict, broken(&report)), (Verdict::Pass, vec![]), "{:?}", report.checks);
     assert!(report.requests < run.plan.clicks.len() as u64);
 }

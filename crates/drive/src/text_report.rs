@@ -7,9 +7,9 @@ use super::report::{Afterwards, Quantiles, Report, Verdict};
 use seckill::promises::Standing;
 
 /// Prints a report, aligned, in at most 120 columns.
-pub struct Shown<'a>(pub &'a Report);
+pub struct TextReport<'a>(pub &'a Report);
 
-impl Display for Shown<'_> {
+impl Display for TextReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.funnel(f)?;
         self.channel(f)?;
@@ -20,7 +20,7 @@ impl Display for Shown<'_> {
     }
 }
 
-impl Shown<'_> {
+impl TextReport<'_> {
     fn funnel(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let report = self.0;
         writeln!(f, "\nThe funnel")?;

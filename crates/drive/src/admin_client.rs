@@ -18,7 +18,7 @@ use seckill::domain::{SaleId, SaleState, UserId};
 
 /// What is put on sale.
 #[derive(Clone, Debug)]
-pub struct Offer {
+pub struct NewSale {
     pub name: String,
     /// Units.
     pub stock: u32,
@@ -32,7 +32,7 @@ pub struct Offer {
 
 /// A sale that every node knows.
 #[derive(Clone, Copy, Debug)]
-pub struct OnSale {
+pub struct OpenSale {
     pub id: SaleId,
     /// The start, on this machine's clock.
     pub start: Instant,
@@ -40,7 +40,7 @@ pub struct OnSale {
 
 /// A promise, as the service's own audit finds it.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Audited {
+pub struct AuditFinding {
     pub name: String,
     /// `None`: not to be judged from the stores alone.
     pub holds: Option<bool>,
@@ -58,12 +58,12 @@ struct Sale {
 }
 
 /// An operator with a token.
-pub struct Operator<'a> {
+pub struct AdminClient<'a> {
     client: &'a Client,
     caller: Caller,
 }
 
-impl<'a> Operator<'a> {
+impl<'a> AdminClient<'a> {
     pub fn new(client: &'a Client, tokens: &Tokens) -> anyhow::Result<Self> {
         let authorization = Some(tokens.header(&"operator".parse()?, true)?);
         Ok(Self { client, caller: Caller { authorization, ..Caller::default() } })
@@ -73,22 +73,22 @@ impl<'a> Operator<'a> {
     ///
     /// # Errors
     /// When the service refuses, or a node has not heard of the sale when it starts.
-    pub async fn open(&self, offer: &Offer) -> anyhow::Result<OnSale> {
-        let draft = self.create(offer).await?;
+    pub async fn open(&self, new_sale: &NewSale) -> anyhow::Result<OpenSale> {
+        let draft = self.create(new_sale).await?;
         // The start is told in the service's time: this machine's clock may differ.
-        let starts_at = draft.server_time + offer.starts_in;
+        let starts_at = draft.server_time + new_sale.starts_in;
         let change = json!({
             "state": "open",
             "starts_at": starts_at.format(&Rfc3339)?,
-            "ends_at": (starts_at + offer.lasts).format(&Rfc3339)?,
+            "ends_at": (starts_at + new_sale.lasts).format(&Rfc3339)?,
         });
         let opened = self.call(Method::PATCH, &format!("/admin/v1/sales/{}", draft.id), &change).await?;
         let created = sale_of(&opened, 200).context("the sale cannot be opened")?;
         let mut start = None;
         for node in 0..self.client.nodes() {
-            start = Some(self.wait_for(node, created.id, created.starts_at, offer.starts_in).await?);
+            start = Some(self.wait_for(node, created.id, created.starts_at, new_sale.starts_in).await?);
         }
-        Ok(OnSale { id: created.id, start: start.context("there are no nodes")? })
+        Ok(OpenSale { id: created.id, start: start.context("there are no nodes")? })
     }
 
     /// Adds units to a sale; the same `operation` adds once, however often it is asked for.
@@ -119,10 +119,10 @@ impl<'a> Operator<'a> {
     ///
     /// # Errors
     /// When the service refuses or does not answer.
-    pub async fn audit(&self, sale: SaleId) -> anyhow::Result<Vec<Audited>> {
+    pub async fn audit(&self, sale: SaleId) -> anyhow::Result<Vec<AuditFinding>> {
         #[derive(Deserialize)]
         struct Audit {
-            promises: Vec<Audited>,
+            promises: Vec<AuditFinding>,
         }
         let path = format!("/admin/v1/sales/{sale}/audit").parse()?;
         let reply = self.client.send(0, Method::GET, &path, &self.caller, Bytes::new()).await?;
@@ -130,16 +130,16 @@ impl<'a> Operator<'a> {
         Ok(serde_json::from_slice::<Audit>(&reply.body)?.promises)
     }
 
-    async fn create(&self, offer: &Offer) -> anyhow::Result<Sale> {
+    async fn create(&self, new_sale: &NewSale) -> anyhow::Result<Sale> {
         let now = OffsetDateTime::now_utc();
         let body = json!({
-            "name": offer.name,
+            "name": new_sale.name,
             "price_cents": 100,
-            "stock": offer.stock,
-            "reserve": offer.reserve,
-            "max_quantity": offer.max_quantity,
+            "stock": new_sale.stock,
+            "reserve": new_sale.reserve,
+            "max_quantity": new_sale.max_quantity,
             "starts_at": now.format(&Rfc3339)?,
-            "ends_at": (now + offer.lasts).format(&Rfc3339)?,
+            "ends_at": (now + new_sale.lasts).format(&Rfc3339)?,
             "challenge": false,
         });
         let reply = self.call(Method::POST, "/admin/v1/sales", &body).await?;
