@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
-use sandbox::{Options, Sandbox, shared};
+use sandbox::{Options, Sandbox};
 use seckill::config::Settings;
 use seckill::consumer::{Consumer, Fault, Record, backlog};
 use seckill::domain::{OrderId, OrderMessage, SaleId};
@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::flow::{SOON, order, orders, publish, publish_orders, sale, settings, stored};
+use crate::support::flow::{SOON, order, orders, publish, publish_orders, sale, settings, settings_on, stored};
 use crate::support::wait_until;
 
 /// A ledger of nothing but counts, whose every answer a test can hold back.
@@ -114,7 +114,7 @@ async fn settled(settings: &Settings) {
 /// Known failure: a consumer on a fixed partition at the newest offset.
 #[tokio::test]
 async fn orders_placed_before_the_first_consumer_started_become_rows() {
-    let settings = settings(shared().await.unwrap(), "consumer_earliest").await;
+    let settings = settings("consumer_earliest").await;
     publish_orders(&settings, &orders(sale(1), 0..1200)).await;
     assert_eq!(behind(&settings).await, 1200);
     let ledger = Counting::open();
@@ -135,7 +135,7 @@ async fn orders_placed_before_the_first_consumer_started_become_rows() {
 /// Known failure: the offset is stored before the work is done, and a crash loses the order.
 #[tokio::test]
 async fn a_consumer_killed_before_the_rows_are_committed_leaves_the_orders_to_the_next() {
-    let settings = settings(shared().await.unwrap(), "consumer_killed_before").await;
+    let settings = settings("consumer_killed_before").await;
     publish_orders(&settings, &orders(sale(1), 0..50)).await;
     let (ledger, mut batches) = Counting::new(0, 0);
     let consumer = Running::start(&settings, ledger.clone());
@@ -154,7 +154,7 @@ async fn a_consumer_killed_before_the_rows_are_committed_leaves_the_orders_to_th
 /// The other side: the rows are there and the offset is not.
 #[tokio::test]
 async fn a_consumer_killed_between_rows_and_offsets_makes_the_orders_come_again() {
-    let settings = settings(shared().await.unwrap(), "consumer_killed_between").await;
+    let settings = settings("consumer_killed_between").await;
     publish_orders(&settings, &orders(sale(1), 0..50)).await;
     let (ledger, mut batches) = Counting::new(Semaphore::MAX_PERMITS, 0);
     let consumer = Running::start(&settings, ledger.clone());
@@ -175,7 +175,7 @@ async fn a_consumer_killed_between_rows_and_offsets_makes_the_orders_come_again(
 /// Known failure: a poison message blocks a partition for ever.
 #[tokio::test]
 async fn poison_goes_to_the_dead_letters_with_its_reason_and_the_good_order_behind_it_is_written() {
-    let settings = settings(shared().await.unwrap(), "consumer_poison").await;
+    let settings = settings("consumer_poison").await;
     let good = orders(sale(1), 0..3);
     let bytes = seckill::outbox::message::encode;
     let newer = String::from_utf8(bytes(&good[0])).unwrap().replace("\"v\":1", "\"v\":2").into_bytes();
@@ -227,7 +227,7 @@ impl Record for Switched {
 /// Known failure: retries are exhausted, and the order is acknowledged and dropped.
 #[tokio::test]
 async fn a_ledger_that_cannot_take_a_message_yet_is_waited_for_and_nothing_is_put_aside() {
-    let settings = settings(shared().await.unwrap(), "consumer_ahead").await;
+    let settings = settings("consumer_ahead").await;
     publish_orders(&settings, &orders(sale(1), 0..20)).await;
     let ledger = Counting::open();
     let away = Arc::new(Mutex::new(true));
@@ -244,7 +244,7 @@ async fn a_ledger_that_cannot_take_a_message_yet_is_waited_for_and_nothing_is_pu
 /// Known failure: the poll interval is exceeded; the group rebalances, or the consumer silently stops.
 #[tokio::test]
 async fn a_ledger_slower_than_the_poll_interval_costs_no_membership_and_no_order() {
-    let mut settings = settings(shared().await.unwrap(), "consumer_slow").await;
+    let mut settings = settings("consumer_slow").await;
     settings.kafka.session_timeout_ms = 6000;
     settings.consumer.max_poll_ms = 6000;
     settings.consumer.batch = 10;
@@ -270,7 +270,7 @@ async fn a_ledger_slower_than_the_poll_interval_costs_no_membership_and_no_order
 /// middle of a rebalance, when there is nothing to resume.
 #[tokio::test]
 async fn a_pause_that_ends_in_the_middle_of_a_rebalance_leaves_no_partition_unread() {
-    let mut settings = settings(shared().await.unwrap(), "consumer_sticky").await;
+    let mut settings = settings("consumer_sticky").await;
     settings.consumer.batch = 10;
     let (ledger, mut batches) = Counting::new(0, Semaphore::MAX_PERMITS);
     let first = Running::start(&settings, ledger.clone());
@@ -290,7 +290,7 @@ async fn a_pause_that_ends_in_the_middle_of_a_rebalance_leaves_no_partition_unre
 
 #[tokio::test]
 async fn a_stop_finishes_the_batch_in_hand_commits_it_and_leaves_the_rest() {
-    let mut settings = settings(shared().await.unwrap(), "consumer_stop").await;
+    let mut settings = settings("consumer_stop").await;
     settings.consumer.batch = 10;
     publish_orders(&settings, &orders(sale(1), 0..100)).await;
     let (ledger, mut batches) = Counting::new(0, Semaphore::MAX_PERMITS);
@@ -305,7 +305,7 @@ async fn a_stop_finishes_the_batch_in_hand_commits_it_and_leaves_the_rest() {
 
 #[tokio::test]
 async fn a_stop_while_the_ledger_is_away_is_quick_and_commits_nothing() {
-    let settings = settings(shared().await.unwrap(), "consumer_stop_away").await;
+    let settings = settings("consumer_stop_away").await;
     publish_orders(&settings, &orders(sale(1), 0..20)).await;
     let away = Arc::new(Mutex::new(true));
     let consumer = Running::start(&settings, Switched { ledger: Counting::open(), away });
@@ -316,7 +316,7 @@ async fn a_stop_while_the_ledger_is_away_is_quick_and_commits_nothing() {
 
 #[tokio::test]
 async fn partitions_that_move_to_another_consumer_take_every_order_along() {
-    let mut settings = settings(shared().await.unwrap(), "consumer_moves").await;
+    let mut settings = settings("consumer_moves").await;
     settings.consumer.batch = 20;
     let ledger = Counting::open();
     let first = Running::start(&settings, ledger.clone());
@@ -341,7 +341,7 @@ async fn postgresql_down_for_all_tries_loses_nothing_and_the_rows_come_when_it_i
     use seckill::ledger::{self, Ledger};
 
     let own = Sandbox::start(Options::none().postgres().kafka()).await.unwrap();
-    let settings = settings(&own, "consumer_database").await;
+    let settings = settings_on(&own, "consumer_database").await;
     let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(900)).await.unwrap();
     ledger::migrate(ledger.pool()).await.unwrap();
     let catalogue = Catalogue::load(ledger.pool().clone(), settings.redis.retention()).await.unwrap();
@@ -376,7 +376,7 @@ async fn postgresql_down_for_all_tries_loses_nothing_and_the_rows_come_when_it_i
 
 #[tokio::test]
 async fn the_backlog_of_a_topic_that_does_not_exist_is_an_error_and_not_zero() {
-    let mut settings = settings(shared().await.unwrap(), "consumer_backlog").await;
+    let mut settings = settings("consumer_backlog").await;
     assert_eq!(behind(&settings).await, 0, "a topic without messages is settled");
     settings.kafka.topic.push_str(".missing");
     let kafka = settings.kafka;

@@ -178,7 +178,8 @@ fn command(postgres: &Path, data: &Path, port: u16, user: Option<(u32, u32)>) ->
     command.current_dir(data).arg("-D").arg(data).args(["-p", &port.to_string(), "-h", "127.0.0.1"]);
     // No socket files, and no shared memory objects that would outlive a kill.
     command.args(["-c", "unix_socket_directories=", "-c", "dynamic_shared_memory_type=mmap"]);
-    command.args(["-c", "max_connections=200", "-c", "fsync=on", "-c", "synchronous_commit=on"]);
+    // Enough for every test that runs at the same time as others.
+    command.args(["-c", "max_connections=500", "-c", "fsync=on", "-c", "synchronous_commit=on"]);
     if cfg!(target_os = "linux") {
         // After a kill, one call instead of one per file: it is up again in half the time.
         command.args(["-c", "recovery_init_sync_method=syncfs"]);

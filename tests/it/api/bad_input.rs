@@ -320,7 +320,7 @@ async fn a_sale_with_a_challenge_sells_only_to_those_who_solved_it() {
 
 #[tokio::test]
 async fn a_blocked_user_buys_nothing_until_unblocked() {
-    let settings = settings("blocked").await;
+    let settings = settings("blocked_by_operator").await;
     let running = Running::start(&settings, Roles::SERVE).await;
     let sale = running.open_sale(1).await.id;
     let mut http = Connection::open(running.address()).await;

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Duration;
 
-use drive::environment::SandboxSettings;
 use sandbox::{Proxy, Sandbox};
 use seckill::catalogue::{Catalogue, NewSale};
 use seckill::config;
@@ -15,6 +14,8 @@ use secrecy::ExposeSecret;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, PgPool};
 use time::OffsetDateTime;
+
+use crate::support::servers::shared_settings;
 
 pub const PAY_WITHIN: Duration = Duration::from_secs(900);
 
@@ -34,7 +35,7 @@ impl World {
     /// An empty, migrated database for the test of this name.
     pub async fn new(name: &str) -> Self {
         let sandbox = sandbox::shared().await.unwrap();
-        let mut settings = sandbox.settings(name).await.unwrap().postgres;
+        let mut settings = shared_settings(&format!("ledger_{name}")).await.postgres;
         // More than the recorders of any test, so that they meet in the database and not at the pool.
         settings.max_connections = 20;
         let ledger = Ledger::connect(&settings, PAY_WITHIN).await.unwrap();

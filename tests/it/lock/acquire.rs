@@ -78,7 +78,7 @@ async fn the_lock_of_a_dead_holder_is_free_when_its_time_is_up() {
 /// A retry must not be shut out by what its own first try has done, nor count twice.
 #[tokio::test]
 async fn an_acquire_whose_answer_was_lost_finds_itself_the_holder() {
-    let world = World::with_own_redis("lost_answer").await;
+    let world = World::behind_proxy("lost_answer").await;
     world.proxy().drop_replies().await;
     let (lock, name) = (world.lock.clone(), world.name.clone());
     let options = Options { ttl: Duration::from_secs(3), ..waiting(LONG) };
@@ -95,7 +95,7 @@ async fn an_acquire_whose_answer_was_lost_finds_itself_the_holder() {
 /// With a time to live that no test waits for: what frees the lock is the abort.
 #[tokio::test]
 async fn an_acquire_that_timed_out_is_undone_when_redis_executes_it_late() {
-    let world = World::with_own_redis("late").await;
+    let world = World::behind_proxy("late").await;
     world.own().pause().unwrap();
     let options = Options { ttl: Duration::from_secs(3), ..Options::default() };
     let refused = within("an end", world.lock.acquire(&world.name, options)).await;
@@ -107,7 +107,7 @@ async fn an_acquire_that_timed_out_is_undone_when_redis_executes_it_late() {
 
 #[tokio::test]
 async fn an_acquire_whose_answer_was_lost_and_is_not_retried_leaves_no_lock() {
-    let world = World::with_own_redis("lost_and_left").await;
+    let world = World::behind_proxy("lost_and_left").await;
     world.proxy().drop_replies().await;
     let refused = within("an end", world.lock.acquire(&world.name, waiting(Duration::ZERO))).await;
     assert!(matches!(refused, Err(AcquireError::Unavailable(_))), "{refused:?}");
@@ -147,7 +147,7 @@ async fn a_waiter_that_was_dropped_takes_nothing_later() {
 /// Faults and contention are told apart, and neither is endless.
 #[tokio::test]
 async fn a_redis_that_is_away_is_a_fault_and_not_a_busy_lock() {
-    let world = World::with_own_redis("away").await;
+    let world = World::behind_proxy("away").await;
     world.own().kill().unwrap();
     for options in [waiting(Duration::ZERO), waiting(Duration::from_millis(300))] {
         let refused = within("an end", world.lock.acquire(&world.name, options)).await;

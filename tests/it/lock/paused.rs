@@ -55,7 +55,7 @@ async fn a_holder_that_was_paused_past_its_lease_writes_nothing_when_it_wakes_up
     // `env` sets what marks the child as the holder; the settings come from the sandbox.
     let role = format!("{ROLE}=1");
     let args = [role.as_str(), program.to_str().unwrap(), "--exact", "lock::paused::holder", "--nocapture"];
-    let child = world.shared.spawn("holder", "/usr/bin/env".as_ref(), &args, env_for(&world.settings)).unwrap();
+    let child = world.own.spawn("holder", "/usr/bin/env".as_ref(), &args, env_for(&world.settings)).unwrap();
     let count = async |token: i64| -> i64 {
         let query = sqlx::query_scalar("SELECT count(*) FROM written WHERE token = $1").bind(token);
         query.fetch_one(world.pool()).await.unwrap()

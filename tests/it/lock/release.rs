@@ -30,7 +30,7 @@ async fn a_late_release_does_not_delete_the_successors_lock() {
 
 #[tokio::test]
 async fn a_release_whose_answer_was_lost_finds_the_lock_already_released() {
-    let world = World::with_own_redis("release_lost").await;
+    let world = World::behind_proxy("release_lost").await;
     let guard = world.acquire(waiting(LONG)).await;
     world.proxy().drop_replies().await;
     let releasing = tokio::spawn(guard.release());
@@ -43,7 +43,7 @@ async fn a_release_whose_answer_was_lost_finds_the_lock_already_released() {
 
 #[tokio::test]
 async fn a_release_that_redis_never_confirms_ends_and_leaves_the_rest_to_the_ttl() {
-    let world = World::with_own_redis("unconfirmed").await;
+    let world = World::behind_proxy("unconfirmed").await;
     let guard = world.acquire(Options { ttl: Duration::from_millis(900), ..waiting(LONG) }).await;
     world.proxy().cut().await;
     assert_eq!(within("an end", guard.release()).await, Released::Unconfirmed);
@@ -72,7 +72,7 @@ async fn nothing_is_renewed_after_a_release() {
 
 #[tokio::test]
 async fn a_release_waits_for_the_renewal_that_is_on_its_way() {
-    let world = World::with_own_redis("release_waits").await;
+    let world = World::behind_proxy("release_waits").await;
     let guard = world.acquire(Options { ttl: Duration::from_secs(6), ..waiting(LONG) }).await;
     world.proxy().drop_replies().await;
     let mut left = world.pttl().await;
@@ -159,7 +159,7 @@ async fn a_guard_can_be_dropped_anywhere() {
 /// Dropping takes no answer from anybody: it ends at once, and the lock expires.
 #[tokio::test]
 async fn a_guard_dropped_without_redis_neither_waits_nor_keeps_the_lock() {
-    let world = World::with_own_redis("dropped_cut").await;
+    let world = World::behind_proxy("dropped_cut").await;
     let guard = world.acquire(Options { ttl: Duration::from_secs(3), ..waiting(LONG) }).await;
     world.proxy().stall().await;
     let start = Instant::now();

@@ -48,7 +48,7 @@ async fn many_locks_are_kept_by_one_thread() {
 
 #[tokio::test]
 async fn an_outage_shorter_than_the_lease_costs_nothing() {
-    let world = World::with_own_redis("short_outage").await;
+    let world = World::behind_proxy("short_outage").await;
     let guard = world.acquire(Options { ttl: Duration::from_secs(6), ..waiting(LONG) }).await;
     world.proxy().cut().await;
     until("a renewal fails", async || world.counted("renew", "failed") > 1).await;
@@ -62,7 +62,7 @@ async fn an_outage_shorter_than_the_lease_costs_nothing() {
 
 #[tokio::test]
 async fn a_redis_restarted_on_its_data_keeps_the_lock_alive() {
-    let world = World::with_own_redis("broken_connection").await;
+    let world = World::behind_proxy("broken_connection").await;
     let guard = world.acquire(Options { ttl: Duration::from_secs(3), ..waiting(LONG) }).await;
     // The connection breaks and can be made again at once.
     world.proxy().cut().await;
@@ -86,7 +86,7 @@ async fn the_deadline_of_a_holder_comes_before_redis_forgets_the_lock() {
 /// Redis has counted since before the answer, however long that was under way.
 #[tokio::test]
 async fn an_answer_that_was_long_under_way_lengthens_no_lease() {
-    let world = World::with_own_redis("slow_answers").await;
+    let world = World::behind_proxy("slow_answers").await;
     let acquire = world.proxy().trap(Spot::Script(include_str!("../../../lua/lock_acquire.lua")), Moment::After);
     let (lock, name) = (world.lock.clone(), world.name.clone());
     let options = Options { ttl: Duration::from_secs(6), ..waiting(LONG) };
@@ -144,7 +144,7 @@ async fn a_lock_that_another_has_is_lost_and_stays_theirs() {
 #[tokio::test]
 async fn a_lock_that_cannot_be_renewed_is_lost_at_the_deadline() {
     for silent in [false, true] {
-        let world = World::with_own_redis(if silent { "stalled" } else { "cut" }).await;
+        let world = World::behind_proxy(if silent { "stalled" } else { "cut" }).await;
         let guard = world.acquire(Options { ttl: Duration::from_millis(900), ..waiting(LONG) }).await;
         if silent {
             world.proxy().stall().await
@@ -167,7 +167,7 @@ async fn a_lock_that_cannot_be_renewed_is_lost_at_the_deadline() {
 
 #[tokio::test]
 async fn a_renewal_whose_answer_is_lost_does_not_release_the_lock() {
-    let world = World::with_own_redis("renew_lost").await;
+    let world = World::behind_proxy("renew_lost").await;
     let guard = world.acquire(Options { ttl: Duration::from_secs(3), ..waiting(LONG) }).await;
     world.proxy().drop_replies().await;
     until("answers are lost", async || world.counted("renew", "failed") > 0).await;

@@ -1,9 +1,7 @@
 //! Two instances with a lock each, the stores behind them, and a look past both.
 
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use drive::environment::SandboxSettings;
 use prometheus::Registry;
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
@@ -12,9 +10,9 @@ use seckill::config::Settings;
 use seckill::ledger::{self, Ledger};
 use seckill::lock::script::{AbortCode, Acquisition, RenewCode};
 use seckill::lock::{Guard, Lock, Name, Options, Released, keys};
-use secrecy::ExposeSecret;
 use sqlx::PgPool;
-use tokio::sync::Mutex;
+
+use crate::support::servers::shared_settings;
 
 /// A bound for broken code. It costs nothing when things work.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,22 +20,11 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// So long that nothing in a test ends because it expired.
 pub const LONG: Duration = Duration::from_secs(60);
 
-static RUNNING: Mutex<Weak<Sandbox>> = Mutex::const_new(Weak::new());
-
-/// What the lock counts must not depend on how fast the disk is.
-fn fast() -> RedisOptions {
-    RedisOptions { fsync: Fsync::Off, ..RedisOptions::default() }
-}
-
-/// The servers that run for the tests of this program, or new ones.
-async fn running() -> Arc<Sandbox> {
-    let mut running = RUNNING.lock().await;
-    if let Some(sandbox) = running.upgrade() {
-        return sandbox;
-    }
-    let sandbox = Arc::new(Sandbox::start(sandbox::Options::none().redis(fast()).postgres()).await.unwrap());
-    *running = Arc::downgrade(&sandbox);
-    sandbox
+/// A Redis that does not wait for the disk: how long a lease lasts must not depend on how fast that is. It takes 50 ms to
+/// start, so each test has its own and may do to it what it likes.
+async fn fast_redis() -> Sandbox {
+    let redis = RedisOptions { fsync: Fsync::Off, ..RedisOptions::default() };
+    Sandbox::start(sandbox::Options::none().redis(redis)).await.unwrap()
 }
 
 pub struct World {
@@ -50,34 +37,32 @@ pub struct World {
     pub settings: Settings,
     pub name: Name,
     registry: Registry,
-    /// A Redis that may be hurt, and the servers that may not.
-    own: Option<Sandbox>,
-    pub shared: Arc<Sandbox>,
+    /// With a Redis that is this test's alone.
+    pub own: Sandbox,
 }
 
 impl World {
     /// An empty database and an empty Redis for the test of this name.
     pub async fn new(test: &str) -> Self {
-        let shared = running().await;
-        let settings = shared.settings(test).await.unwrap();
-        let url = settings.redis.url.expose_secret().to_owned();
-        Self::build(settings, &url, None, shared).await
+        let own = fast_redis().await;
+        let url = own.redis().url().to_owned();
+        Self::build(test, url, own).await
     }
 
-    /// With a Redis of its own, which `lock` reaches through a proxy, and `other` directly. The connection is there and
-    /// Redis knows the scripts, so that what fails later fails for no other reason.
-    pub async fn with_own_redis(test: &str) -> Self {
-        let shared = running().await;
-        let mut settings = shared.settings(test).await.unwrap();
-        let own = Sandbox::start(sandbox::Options::none().redis(fast())).await.unwrap();
-        settings.redis.url = own.redis().proxied_url().unwrap().into();
-        let url = own.redis().url().to_owned();
-        let world = Self::build(settings, &url, Some(own), shared).await;
+    /// `lock` reaches Redis through its proxy, and `other` directly. The connection is there and Redis knows the scripts,
+    /// so that what fails later fails for no other reason.
+    pub async fn behind_proxy(test: &str) -> Self {
+        let own = fast_redis().await;
+        let url = own.redis().proxied_url().unwrap();
+        let world = Self::build(test, url, own).await;
         world.warm_up().await;
         world
     }
 
-    async fn build(settings: Settings, direct: &str, own: Option<Sandbox>, shared: Arc<Sandbox>) -> Self {
+    async fn build(test: &str, redis_url: String, own: Sandbox) -> Self {
+        let mut settings = shared_settings(&format!("lock_{test}")).await;
+        settings.redis.url = redis_url.into();
+        let direct = own.redis().url();
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(900)).await.unwrap();
         ledger::migrate(ledger.pool()).await.unwrap();
         let lock = Lock::new(&settings.redis, ledger.pool().clone()).unwrap();
@@ -89,7 +74,7 @@ impl World {
         let client = redis::Client::open(direct).unwrap();
         let redis = client.get_multiplexed_async_connection().await.unwrap();
         let name = Name::new("sale:1").unwrap();
-        Self { lock, other, ledger, redis, settings, name, registry, own, shared }
+        Self { lock, other, ledger, redis, settings, name, registry, own }
     }
 
     pub fn pool(&self) -> &PgPool {
@@ -97,7 +82,7 @@ impl World {
     }
 
     pub fn own(&self) -> &sandbox::Redis {
-        self.own.as_ref().unwrap().redis()
+        self.own.redis()
     }
 
     pub fn proxy(&self) -> &sandbox::Proxy {

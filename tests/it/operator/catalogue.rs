@@ -4,7 +4,6 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drive::environment::SandboxSettings;
 use seckill::catalogue::{Catalogue, Error, NewSale, SaleChange};
 use seckill::config;
 use seckill::domain::{SaleId, SaleState, UserId};
@@ -14,6 +13,8 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use time::macros::datetime;
 use tokio_util::sync::CancellationToken;
+
+use crate::support::servers::shared_settings;
 
 const RETENTION: Duration = Duration::from_secs(3600);
 
@@ -28,8 +29,7 @@ struct World {
 
 impl World {
     async fn new(name: &str) -> Self {
-        let sandbox = sandbox::shared().await.unwrap();
-        let settings = sandbox.settings(name).await.unwrap().postgres;
+        let settings = shared_settings(&format!("catalogue_{name}")).await.postgres;
         let ledger = Ledger::connect(&settings, Duration::from_secs(900)).await.unwrap();
         ledger::migrate(ledger.pool()).await.unwrap();
         let catalogue = Catalogue::load(ledger.pool().clone(), RETENTION).await.unwrap();

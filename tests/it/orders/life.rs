@@ -25,7 +25,7 @@ struct Shop {
 
 impl Shop {
     async fn open(name: &str) -> Self {
-        Self::with(&callbacks(settings(name).await), Roles::ALL).await
+        Self::with(&callbacks(settings(&format!("life_{name}")).await), Roles::ALL).await
     }
 
     async fn with(settings: &Settings, roles: Roles) -> Self {

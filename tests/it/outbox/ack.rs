@@ -2,7 +2,7 @@
 
 use redis::Script;
 use redis::aio::MultiplexedConnection;
-use sandbox::{Options, RedisOptions, Sandbox, shared};
+use sandbox::{Options, RedisOptions, Sandbox};
 use seckill::stock::keys::{self, RELAY_GROUP};
 
 use super::{make_group, read_as};
@@ -64,7 +64,7 @@ async fn every_branch_of_the_script(redis: &mut MultiplexedConnection) {
 
 #[tokio::test]
 async fn acknowledging_removes_my_entries_and_leaves_those_of_other_orders_alone() {
-    let settings = settings(shared().await.unwrap(), "ack").await;
+    let settings = settings("ack").await;
     every_branch_of_the_script(&mut redis(&settings).await).await;
 }
 

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use redis::Script;
 use redis::aio::MultiplexedConnection;
-use sandbox::shared;
 use seckill::domain::SaleId;
 use seckill::stock::keys::{self, RELAY_GROUP};
 use tokio_util::sync::CancellationToken;
@@ -17,7 +16,7 @@ use crate::support::wait_until;
 /// Known failure: the process dies between the send and the deletion.
 #[tokio::test]
 async fn a_relay_killed_after_publishing_and_before_deleting_makes_the_message_come_twice() {
-    let settings = settings(shared().await.unwrap(), "relay_killed").await;
+    let settings = settings("relay_killed").await;
     let mut redis = redis(&settings).await;
     let all = orders(sale(1), 0..20);
     append(&mut redis, &all).await;
@@ -35,7 +34,7 @@ async fn a_relay_killed_after_publishing_and_before_deleting_makes_the_message_c
 
 #[tokio::test]
 async fn after_an_error_a_relay_takes_up_its_own_entries_without_publishing_what_is_confirmed() {
-    let settings = settings(shared().await.unwrap(), "relay_error").await;
+    let settings = settings("relay_error").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..20)).await;
     let mut worker = worker(&without_scripts(&settings).await, sale(1), "a");
@@ -53,7 +52,7 @@ async fn after_an_error_a_relay_takes_up_its_own_entries_without_publishing_what
 /// Known failure: a relay dies with entries pending and nobody claims them.
 #[tokio::test]
 async fn entries_pending_at_a_dead_relay_are_claimed_and_delivered_by_another() {
-    let settings = settings(shared().await.unwrap(), "relay_claims").await;
+    let settings = settings("relay_claims").await;
     let mut redis = redis(&settings).await;
     let all = orders(sale(1), 0..50);
     append(&mut redis, &all).await;
@@ -71,7 +70,7 @@ async fn entries_pending_at_a_dead_relay_are_claimed_and_delivered_by_another() 
 
 #[tokio::test]
 async fn a_relay_that_waits_for_kafka_keeps_its_entries_from_others() {
-    let settings = settings(shared().await.unwrap(), "relay_keeps").await;
+    let settings = settings("relay_keeps").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..5)).await;
     let mut cut_off = cut_off(&settings);
@@ -93,7 +92,7 @@ async fn a_relay_that_waits_for_kafka_keeps_its_entries_from_others() {
 
 #[tokio::test]
 async fn an_entry_acknowledged_and_never_deleted_heals() {
-    let settings = settings(shared().await.unwrap(), "relay_orphans").await;
+    let settings = settings("relay_orphans").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..3)).await;
     let key = keys::outbox(sale(1));
@@ -111,7 +110,7 @@ async fn an_entry_acknowledged_and_never_deleted_heals() {
 
 #[tokio::test]
 async fn a_pending_entry_whose_body_is_gone_stops_being_pending() {
-    let settings = settings(shared().await.unwrap(), "relay_gone").await;
+    let settings = settings("relay_gone").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..3)).await;
     let key = keys::outbox(sale(1));
@@ -132,7 +131,7 @@ async fn names(redis: &mut MultiplexedConnection, sale: SaleId) -> usize {
 
 #[tokio::test]
 async fn a_relay_that_stops_takes_its_name_with_it_unless_it_leaves_entries() {
-    let settings = settings(shared().await.unwrap(), "relay_names").await;
+    let settings = settings("relay_names").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..5)).await;
     for _ in 0..2 {

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use prometheus::Registry;
-use sandbox::shared;
 use seckill::outbox::Relay;
 use seckill::stock::keys;
 use tokio_util::sync::CancellationToken;
@@ -14,7 +13,7 @@ use crate::support::flow::{append, copies, order, orders, pending, redis, sale, 
 
 #[tokio::test]
 async fn what_was_accepted_before_the_first_relay_ran_is_published_and_removed() {
-    let settings = settings(shared().await.unwrap(), "relay_first").await;
+    let settings = settings("relay_first").await;
     let mut redis = redis(&settings).await;
     let all = orders(sale(1), 0..700);
     append(&mut redis, &all).await;
@@ -29,7 +28,7 @@ async fn what_was_accepted_before_the_first_relay_ran_is_published_and_removed()
 /// Known failure: the partition key is the sale, so one partition has all the work.
 #[tokio::test]
 async fn orders_of_one_sale_spread_over_all_partitions() {
-    let settings = settings(shared().await.unwrap(), "relay_partitions").await;
+    let settings = settings("relay_partitions").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..10_000)).await;
     drain(&mut worker(&settings, sale(1), "a"), &mut redis, sale(1)).await;
@@ -44,7 +43,7 @@ async fn orders_of_one_sale_spread_over_all_partitions() {
 
 #[tokio::test]
 async fn an_entry_that_is_no_order_goes_to_the_dead_letters_and_blocks_nothing() {
-    let settings = settings(shared().await.unwrap(), "relay_malformed").await;
+    let settings = settings("relay_malformed").await;
     let mut redis = redis(&settings).await;
     let key = keys::outbox(sale(1));
     append(&mut redis, &orders(sale(1), 0..2)).await;
@@ -63,7 +62,7 @@ async fn an_entry_that_is_no_order_goes_to_the_dead_letters_and_blocks_nothing()
 
 #[tokio::test]
 async fn a_stream_that_does_not_exist_is_waited_for_and_never_made() {
-    let settings = settings(shared().await.unwrap(), "relay_no_stream").await;
+    let settings = settings("relay_no_stream").await;
     let mut redis = redis(&settings).await;
     let mut worker = worker(&settings, sale(1), "a");
     for _ in 0..3 {
@@ -78,7 +77,7 @@ async fn a_stream_that_does_not_exist_is_waited_for_and_never_made() {
 
 #[tokio::test]
 async fn a_relay_finds_sales_that_open_later_and_leaves_those_that_are_over() {
-    let settings = settings(shared().await.unwrap(), "relay_sales").await;
+    let settings = settings("relay_sales").await;
     let mut redis = redis(&settings).await;
     let sales = Arc::new(std::sync::Mutex::new(vec![sale(1)]));
     let listed = Arc::clone(&sales);

@@ -6,18 +6,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
-use sandbox::{Options, RedisOptions, Sandbox, shared};
+use sandbox::{Options, RedisOptions, Sandbox};
 use seckill::outbox::{Homes, Metrics, Publisher, Relay, Worker};
 use seckill::stock::keys;
 use tokio_util::sync::CancellationToken;
 
 use super::{cut_off, ids, relay, until_empty, without_scripts, worker};
-use crate::support::flow::{SOON, append, copies, length, order, orders, pending, redis, sale, settings, standing};
+use crate::support::flow::{
+    SOON, append, copies, length, order, orders, pending, redis, sale, settings, settings_on, standing,
+};
 use crate::support::wait_until;
 
 #[tokio::test]
 async fn an_outbox_with_orders_in_it_does_not_expire_while_kafka_is_away() {
-    let settings = settings(shared().await.unwrap(), "relay_expiry").await;
+    let settings = settings("relay_expiry").await;
     let mut redis = redis(&settings).await;
     append(&mut redis, &[order(sale(1), 1)]).await;
     let key = keys::outbox(sale(1));
@@ -31,7 +33,7 @@ async fn an_outbox_with_orders_in_it_does_not_expire_while_kafka_is_away() {
 #[tokio::test]
 async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
     let own = Sandbox::start(Options::none().redis(RedisOptions::default()).kafka()).await.unwrap();
-    let mut settings = settings(&own, "relay_outage").await;
+    let mut settings = settings_on(&own, "relay_outage").await;
     // So short that every letter fails at least once: it is the relay that does not give up.
     settings.kafka.delivery_timeout_ms = 1000;
     let mut redis = redis(&settings).await;
@@ -58,7 +60,7 @@ async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
 /// Known failure: a stop with the broker down and letters unflushed.
 #[tokio::test]
 async fn a_stop_without_kafka_ends_in_time_and_leaves_every_entry_in_the_stream() {
-    let mut settings = cut_off(&settings(shared().await.unwrap(), "relay_stop_no_kafka").await);
+    let mut settings = cut_off(&settings("relay_stop_no_kafka").await);
     settings.kafka.delivery_timeout_ms = 1000;
     let mut redis = redis(&settings).await;
     let all = orders(sale(1), 0..5000);
@@ -74,7 +76,7 @@ async fn a_stop_without_kafka_ends_in_time_and_leaves_every_entry_in_the_stream(
 
 #[tokio::test]
 async fn a_stop_under_load_leaves_every_entry_either_delivered_or_in_the_stream() {
-    let settings = settings(shared().await.unwrap(), "relay_stop_load").await;
+    let settings = settings("relay_stop_load").await;
     let mut redis = redis(&settings).await;
     let stop = CancellationToken::new();
     let running = tokio::spawn(relay(&settings, &[sale(1)]).run(stop.clone()));
@@ -101,7 +103,7 @@ async fn a_stop_under_load_leaves_every_entry_either_delivered_or_in_the_stream(
 /// Known failure: a full producer queue blocks an async worker.
 #[tokio::test(flavor = "current_thread")]
 async fn a_full_producer_queue_does_not_stall_the_runtime() {
-    let mut settings = cut_off(&settings(shared().await.unwrap(), "relay_full_queue").await);
+    let mut settings = cut_off(&settings("relay_full_queue").await);
     settings.kafka.delivery_timeout_ms = 2000;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..500)).await;
@@ -139,7 +141,7 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
 #[tokio::test]
 async fn the_outbox_of_a_sale_that_is_over_is_emptied_before_its_relay_leaves_it() {
     let own = Sandbox::start(Options::none().redis(RedisOptions::default()).kafka()).await.unwrap();
-    let mut settings = settings(&own, "relay_over").await;
+    let mut settings = settings_on(&own, "relay_over").await;
     settings.kafka.delivery_timeout_ms = 1000;
     let mut redis = redis(&settings).await;
     let sales = Arc::new(std::sync::Mutex::new(vec![sale(1)]));

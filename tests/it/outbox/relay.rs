@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use prometheus::Registry;
 use redis::aio::MultiplexedConnection;
-use sandbox::shared;
 use seckill::config::Settings;
 use seckill::outbox::{Homes, Metrics, Publisher, Worker};
 use seckill::stock::keys::{self, RELAY_GROUP};
@@ -18,7 +17,7 @@ use crate::support::flow::{append, copies, length, orders, redis, sale};
 const SOON: Duration = Duration::from_secs(30);
 
 async fn settings(name: &str) -> Settings {
-    let mut settings = crate::support::flow::settings(shared().await.unwrap(), name).await;
+    let mut settings = crate::support::flow::settings(name).await;
     settings.outbox.claim_after_ms = 3_600_000;
     settings
 }

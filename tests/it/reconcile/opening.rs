@@ -141,7 +141,7 @@ async fn an_opening_that_redis_refuses_leaves_a_draft_and_the_next_one_opens_it(
 /// next one has opened: a generation raised behind its back would turn every order of the sale into a rejection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_opening_that_was_overtaken_changes_nothing_of_the_sale_that_sells() {
-    let settings = settings("overtaken").await;
+    let settings = settings("opening_overtaken").await;
     let (slow, quick) = (Running::observe(&settings).await, Running::observe(&settings).await);
     let sale = quick.service.operator.create(NewSale { total: 3, ..new_sale() }).await.expect("a draft").id;
     let pool = quick.service.ledger.pool();

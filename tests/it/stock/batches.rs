@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::support::servers::shared_settings;
 use crate::support::shop::{Shop, accepted, is_accepted, refused, sale};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
@@ -17,8 +18,7 @@ use tokio::task::JoinSet;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn shared(name: &str) -> config::Redis {
-    let sandbox = sandbox::shared().await.expect("the servers start");
-    sandbox.settings(name).await.expect("settings").redis
+    shared_settings(&format!("stock_{name}")).await.redis
 }
 
 async fn own() -> (Sandbox, config::Redis) {
@@ -51,7 +51,8 @@ async fn a_purchase_before_the_start_touches_no_stock() {
 /// The script cache is emptied in mid-sale.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_flush_in_mid_sale_costs_nobody_an_answer() {
-    let shop = Shop::open(&shared("flush").await, 500).await;
+    let (_sandbox, settings) = own().await;
+    let shop = Shop::open(&settings, 500).await;
     let mut buyers = JoinSet::new();
     for n in 0..500 {
         let (stock, purchase, id) = (shop.stock.clone(), shop.purchase(&format!("u{n}")), shop.sale.id);

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::support::servers::shared_settings;
 use crate::support::shop::Shop;
-use drive::environment::SandboxSettings;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use seckill::config;
@@ -269,10 +269,7 @@ fn first_two(claim: &str) -> String {
 #[test]
 fn the_scripts_do_what_a_plain_model_does() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let settings = runtime.block_on(async {
-        let sandbox = sandbox::shared().await.expect("the servers start");
-        sandbox.settings("model").await.expect("settings").redis
-    });
+    let settings = runtime.block_on(shared_settings("stock_model")).redis;
     let mut runner = TestRunner::new(Config { cases: 150, failure_persistence: None, ..Config::default() });
     let result = runner.run(&operations(), |operations| {
         runtime.block_on(run(&settings, operations));

@@ -2,8 +2,8 @@
 //!
 //! On the cluster a key that is not passed in KEYS, or of another slot, is an error.
 
+use crate::support::servers::shared_settings;
 use crate::support::shop::{Shop, accepted, refused, repeated, sale};
-use drive::environment::SandboxSettings;
 use redis::AsyncCommands;
 use sandbox::{Options, RedisOptions, Sandbox};
 use seckill::config;
@@ -14,9 +14,7 @@ use time::{Duration, OffsetDateTime};
 
 #[tokio::test]
 async fn every_branch_of_every_script_on_a_plain_redis() {
-    let sandbox = sandbox::shared().await.expect("the servers start");
-    let settings = sandbox.settings("scripts").await.expect("settings").redis;
-    every_branch(&settings).await;
+    every_branch(&shared_settings("stock_scripts").await.redis).await;
 }
 
 #[tokio::test]

@@ -16,6 +16,8 @@ use seckill::outbox;
 use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 
+use super::servers::shared_settings;
+
 /// Generous: a bound for broken code.
 pub const SOON: Duration = Duration::from_secs(60);
 
@@ -41,8 +43,16 @@ pub fn orders(sale: SaleId, numbers: std::ops::Range<u64>) -> Vec<OrderMessage> 
 }
 
 /// Settings of their own with their topics made. Short waits, so that take-overs happen while one looks.
-pub async fn settings(sandbox: &Sandbox, name: &str) -> Settings {
-    let mut settings = sandbox.settings(name).await.unwrap();
+pub async fn settings(name: &str) -> Settings {
+    short_waits(shared_settings(name).await).await
+}
+
+/// The same on servers of one's own.
+pub async fn settings_on(sandbox: &Sandbox, name: &str) -> Settings {
+    short_waits(sandbox.settings(name).await.unwrap()).await
+}
+
+async fn short_waits(mut settings: Settings) -> Settings {
     settings.outbox.block_ms = 50;
     settings.outbox.claim_after_ms = 300;
     settings.consumer.retry_ms = 10;

@@ -6,6 +6,8 @@ pub mod flow;
 
 pub mod http;
 
+pub mod servers;
+
 pub mod service;
 
 pub mod shop;

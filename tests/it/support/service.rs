@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use drive::environment::SandboxSettings;
 use seckill::admission::identity::Verifier;
 use seckill::app::{Roles, Service};
 use seckill::catalogue::{NewSale, SaleChange};
@@ -15,6 +14,7 @@ use seckill::{app, ledger, outbox};
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
 
+use super::servers::{number_sales_apart, shared_settings};
 use super::wait_until;
 
 /// Long enough for a loaded machine; reached only by broken code.
@@ -28,14 +28,14 @@ pub struct Running {
 
 /// Settings for the service `name` on the shared servers, with schema and topics in place and limits out of the way.
 pub async fn settings(name: &str) -> Settings {
-    let sandbox = sandbox::shared().await.expect("the servers start");
-    prepared(sandbox.settings(name).await.expect("settings")).await
+    prepared(shared_settings(name).await).await
 }
 
 /// Brings schema and topics up to date, and lifts the limits.
 pub async fn prepared(mut settings: Settings) -> Settings {
     let ledger = app::ledger(&settings).await.expect("PostgreSQL answers");
     ledger::migrate(ledger.pool()).await.expect("migrations");
+    number_sales_apart(ledger.pool()).await;
     outbox::topics::ensure(&settings.kafka).await.expect("topics");
     settings.admission.address_per_second = 1_000_000;
     settings.admission.address_burst = 1_000_000;

@@ -1,0 +1,36 @@
+//! What each test has for itself on the servers that all tests share.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use drive::environment::SandboxSettings;
+use seckill::config::Settings;
+use sqlx::PgPool;
+
+/// More sales than any test makes.
+const SALES_PER_TEST: i32 = 1_000_000;
+
+static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+static NEXT_SALES: AtomicI32 = AtomicI32::new(SALES_PER_TEST);
+
+/// Settings for the test `name` on the shared servers: an empty database, an empty Redis database, topics and a consumer
+/// group that no other test has.
+///
+/// # Panics
+/// When another test has asked with the same name: the two would share a database.
+pub async fn shared_settings(name: &str) -> Settings {
+    let is_new = NAMES.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+    assert!(is_new, "another test is already called {name}: choose another name for its settings");
+    let sandbox = sandbox::shared().await.expect("the servers start");
+    sandbox.settings(name).await.expect("settings")
+}
+
+/// Lets the ids of sales in this database begin where those of no other test do. A Redis server has one space of
+/// channels for all of its databases, so each node hears of the stock of every test; it must not take another test's
+/// sale for its own.
+pub async fn number_sales_apart(pool: &PgPool) {
+    let first = NEXT_SALES.fetch_add(SALES_PER_TEST, Ordering::Relaxed);
+    let restart = sqlx::query("SELECT setval(pg_get_serial_sequence('sales', 'id'), $1, false)");
+    restart.bind(i64::from(first)).execute(pool).await.expect("a sequence");
+}
