@@ -203,3 +203,83 @@ fn every_warning_and_error_in_the_log_is_explained() {
     assert!(logged.len() > 40, "{logged:?}");
     assert_eq!(explained, logged);
 }
+
+/// The code of a file: its lines without those that are comments.
+fn code(path: &Path) -> String {
+    let text = read(path);
+    let is_comment = |line: &str| line.starts_with("//") || line.starts_with("--");
+    text.lines().filter(|line| !is_comment(line.trim_start())).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether `text` stands in `code` with no letter before and after it that would make it a part of another word.
+fn has_word(code: &str, text: &str) -> bool {
+    let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    let edge = |c: Option<char>, next: Option<char>| is_part(c) && is_part(next);
+    code.match_indices(text).any(|(at, _)| {
+        let (before, after) = (&code[..at], &code[at + text.len()..]);
+        !edge(before.chars().next_back(), text.chars().next()) && !edge(text.chars().next_back(), after.chars().next())
+    })
+}
+
+/// The files that a name means: one at the root, else every one of `scope` that ends so, else of all code.
+fn files_named(name: &str, scope: &[PathBuf], everything: &[PathBuf]) -> Vec<PathBuf> {
+    if root().join(name).is_file() {
+        return vec![root().join(name)];
+    }
+    let named = |files: &[PathBuf]| files.iter().filter(|file| file.ends_with(name)).cloned().collect::<Vec<_>>();
+    Some(named(scope)).filter(|found| !found.is_empty()).unwrap_or_else(|| named(everything))
+}
+
+/// What a heading of docs/proofs.md names between backquotes: folders, files, or files with a `*` in their name.
+fn scope_of(heading: &str, everything: &[PathBuf]) -> Vec<PathBuf> {
+    let mut scope = Vec::new();
+    for name in quoted(heading) {
+        let (start, end) = name.split_once('*').unwrap_or((name, ""));
+        let path = |file: &&PathBuf| file.strip_prefix(root()).expect("below the root").to_string_lossy().into_owned();
+        let found = everything.iter().filter(|file| path(file).starts_with(start) && path(file).ends_with(end));
+        let before = scope.len();
+        scope.extend(found.cloned());
+        assert!(scope.len() > before, "docs/proofs.md: there is no {name}");
+    }
+    scope
+}
+
+/// Each wall names the file and the word in it that are to be taken away, and the test that falls then.
+#[test]
+fn every_proof_names_code_and_a_test_that_exist() {
+    let folders = ["src", "lua", "migrations", "crates", "loadtest"];
+    let everything: Vec<_> =
+        folders.iter().flat_map(|folder| files(&root().join(folder), &["rs", "lua", "sql"])).collect();
+    let drill: String = everything.iter().filter(|path| path.starts_with(root().join("loadtest"))).map(read).collect();
+    let (mut walls, mut wrong) = (0, Vec::new());
+    for section in read("docs/proofs.md").split("\n## ").skip(1) {
+        let scope = scope_of(section.lines().next().unwrap_or_default(), &everything);
+        for row in rows(section).iter().filter(|row| !["wall", "---"].contains(&row[0])) {
+            walls += 1;
+            // Walls that no test misses have their place in the first column, and no test.
+            let place = if row.len() == 4 { row[1] } else { row[0] };
+            let (named, words): (Vec<_>, Vec<_>) =
+                quoted(place).partition(|name| [".rs", ".lua", ".sql"].iter().any(|end| name.ends_with(end)));
+            let places: Vec<_> = named.iter().flat_map(|name| files_named(name, &scope, &everything)).collect();
+            if named.iter().any(|name| files_named(name, &scope, &everything).is_empty()) {
+                wrong.push(format!("{place}: there is no such file"));
+            }
+            let code: String = if named.is_empty() { &scope } else { &places }.iter().map(|path| code(path)).collect();
+            let words = words.iter().map(|word| word.trim_end_matches('…').trim_end());
+            wrong.extend(words.filter(|word| !has_word(&code, word)).map(|word| format!("{place}: no {word} there")));
+
+            let tests = if row.len() == 4 { row[2] } else { "" };
+            if let Some((name, file)) = tests.strip_suffix(".rs)").and_then(|cell| cell.rsplit_once(" (")) {
+                let (name, file) = (name.trim_matches('`'), root().join(format!("{file}.rs")));
+                let is_there = file.is_file() && read(&file).contains(&format!("fn {name}("));
+                wrong.extend((!is_there).then(|| format!("{place}: no test {name} in {}", file.display())));
+            } else {
+                let faults = quoted(tests).filter(|name| !name.contains(' '));
+                let missing = faults.filter(|name| !drill.contains(&format!("\"{name}\"")));
+                wrong.extend(missing.map(|name| format!("{place}: there is no fault {name}")));
+            }
+        }
+    }
+    assert!(walls > 250, "{walls}");
+    assert!(wrong.is_empty(), "docs/proofs.md:\n{}", wrong.join("\n"));
+}
