@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
-use sandbox::{Options, Sandbox};
+use sandbox::Options;
 use seckill::config::Settings;
 use seckill::consumer::{Consumer, Fault, Record, backlog};
 use seckill::domain::{OrderId, OrderMessage, SaleId};
@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::flow::{SOON, order, orders, publish, publish_orders, sale, settings, settings_on, stored};
+use crate::support::flow::{SOON, order, orders, publish, publish_orders, sale, settings, settings_with_own, stored};
 use crate::support::wait_until;
 
 /// A ledger of nothing but counts, whose every answer a test can hold back.
@@ -340,8 +340,7 @@ async fn postgresql_down_for_all_tries_loses_nothing_and_the_rows_come_when_it_i
     use seckill::catalogue::{Catalogue, NewSale};
     use seckill::ledger::{self, Ledger};
 
-    let own = Sandbox::start(Options::none().postgres().kafka()).await.unwrap();
-    let settings = settings_on(&own, "consumer_database").await;
+    let (own, settings) = settings_with_own("consumer_database", Options::none().postgres()).await;
     let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(900)).await.unwrap();
     ledger::migrate(ledger.pool()).await.unwrap();
     let catalogue = Catalogue::load(ledger.pool().clone(), settings.redis.retention()).await.unwrap();

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::support::http::Connection;
+use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, new_sale, prepared};
 use crate::support::wait_until;
-use drive::environment::{SandboxSettings, env_for};
+use drive::environment::env_for;
 use sandbox::{Options, Process, Sandbox, free_port};
 use seckill::app::{Roles, Service};
 use seckill::catalogue::NewSale;
@@ -22,7 +23,7 @@ use tokio::task::JoinSet;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_seckill");
 
-/// Servers of its own, and the roles on them.
+/// Servers that may be killed, and the roles on them.
 struct Scene {
     nodes: Vec<(Process, SocketAddr)>,
     relay: Process,
@@ -35,9 +36,9 @@ struct Scene {
 }
 
 impl Scene {
-    async fn set(nodes: usize) -> Self {
-        let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-        let mut settings = prepared(sandbox.settings("faults").await.expect("settings")).await;
+    async fn set(name: &str, own: Options, nodes: usize) -> Self {
+        let (sandbox, settings) = with_own(name, own).await;
+        let mut settings = prepared(settings).await;
         settings.http.workers = 1;
         let mut running = Vec::new();
         for n in 0..nodes {
@@ -190,7 +191,7 @@ async fn claimed(scene: &Scene, sale: SaleId) -> usize {
 /// and everything ends up ordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kafka_down_for_ten_seconds_of_a_sale_costs_delay_and_nothing_else() {
-    let scene = Scene::set(2).await;
+    let scene = Scene::set("kafka_down", own_redis().kafka(), 2).await;
     let sale = scene.open(100_000).await;
     let crowd = scene.crowd(sale);
     until_sold(&scene, sale, 50).await;
@@ -209,7 +210,7 @@ async fn kafka_down_for_ten_seconds_of_a_sale_costs_delay_and_nothing_else() {
 /// Redis is killed and comes back from its file in mid-sale: 503s, then the sale goes on, and every promise holds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_killed_and_restarted_from_its_file_in_mid_sale_loses_nothing() {
-    let scene = Scene::set(2).await;
+    let scene = Scene::set("redis_killed", own_redis(), 2).await;
     let sale = scene.open(100_000).await;
     let crowd = scene.crowd(sale);
     until_sold(&scene, sale, 50).await;
@@ -228,7 +229,7 @@ async fn redis_killed_and_restarted_from_its_file_in_mid_sale_loses_nothing() {
 /// Nothing that was queued in the process goes with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_of_each_role_under_load_loses_nothing() {
-    let mut scene = Scene::set(2).await;
+    let mut scene = Scene::set("sigterm", own_redis(), 2).await;
     let sale = scene.open(100_000).await;
     let crowd = scene.crowd(sale);
     until_sold(&scene, sale, 50).await;
@@ -258,7 +259,7 @@ async fn sigterm_of_each_role_under_load_loses_nothing() {
 /// kill -9 of each role under load.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigkill_of_each_role_under_load_loses_nothing() {
-    let mut scene = Scene::set(2).await;
+    let mut scene = Scene::set("sigkill", own_redis(), 2).await;
     let sale = scene.open(100_000).await;
     let crowd = scene.crowd(sale);
     until_sold(&scene, sale, 50).await;
@@ -280,7 +281,7 @@ async fn sigkill_of_each_role_under_load_loses_nothing() {
 /// Refusing is cheaper than selling. No line per refusal, whatever the flood.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_refusals_writes_no_log_lines() {
-    let scene = Scene::set(1).await;
+    let scene = Scene::set("flood", own_redis(), 1).await;
     let sale = scene.open(1).await;
     let (node, address) = &scene.nodes[0];
     let lines = || std::fs::read_to_string(node.log()).expect("a log").lines().count();

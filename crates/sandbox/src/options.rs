@@ -6,9 +6,9 @@ use super::RedisOptions;
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Options {
-    pub(crate) redis: Option<RedisOptions>,
-    pub(crate) postgres: bool,
-    pub(crate) kafka: bool,
+    pub redis: Option<RedisOptions>,
+    pub postgres: bool,
+    pub kafka: bool,
 }
 
 impl Default for Options {

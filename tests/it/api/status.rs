@@ -1,6 +1,7 @@
 //! What a buyer is told of an order, at every moment of its life and whatever is away.
 
 use crate::support::http::{Answer, Connection};
+use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, new_sale, prepared, settings};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
@@ -40,9 +41,9 @@ struct Cuttable {
 }
 
 impl Cuttable {
-    async fn start(response_timeout_ms: u64) -> Self {
-        let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-        let direct = prepared(sandbox.settings("status").await.expect("settings")).await;
+    async fn start(name: &str, own: Options, response_timeout_ms: u64) -> Self {
+        let (sandbox, settings) = with_own(name, own).await;
+        let direct = prepared(settings).await;
         let mut proxied = sandbox.proxied(&direct);
         proxied.redis.response_timeout_ms = response_timeout_ms;
         let node = Running::start(&proxied, Roles::SERVE).await;
@@ -103,7 +104,7 @@ async fn an_order_can_be_read_at_each_moment_of_its_life() {
 /// An order that is created, closed and released while the node looks is missed by whoever reads the ledger first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_order_created_closed_and_released_between_the_two_reads_is_found() {
-    let scene = Cuttable::start(120_000).await;
+    let scene = Cuttable::start("between_reads", own_redis(), 120_000).await;
     let sale = scene.open_sale(1).await;
     let mut http = Connection::open(scene.node.address()).await;
     let ann = scene.node.token("ann");
@@ -188,7 +189,7 @@ async fn where_redis_cannot_prove_that_it_would_know_an_order_it_is_unavailable_
 /// What the store that is away would have had to say is unavailable, never guessed from the other one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_one_store_is_away_the_other_answers_only_for_what_it_knows() {
-    let scene = Cuttable::start(300).await;
+    let scene = Cuttable::start("one_store_away", own_redis().postgres(), 300).await;
     let sale = scene.open_sale(2).await;
     let direct = &scene.observer.settings;
     let mut http = Connection::open(scene.node.address()).await;
@@ -223,7 +224,7 @@ async fn while_one_store_is_away_the_other_answers_only_for_what_it_knows() {
 /// "Sold out" would be a lie to a buyer who holds the last unit and was not told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_buyer_whose_answer_was_lost_passes_the_flag_and_hears_of_the_order() {
-    let scene = Cuttable::start(500).await;
+    let scene = Cuttable::start("lost_answer", own_redis(), 500).await;
     let sale = scene.open_sale(2).await;
     let mut http = Connection::open(scene.node.address()).await;
     let ann = scene.node.token("ann");

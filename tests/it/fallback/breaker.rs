@@ -1,11 +1,11 @@
 //! The breaker where it stands: between a node and Redis.
 
 use crate::support::audit::{Bench, purchase};
+use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, prepared};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
 use prometheus::Registry;
-use sandbox::{Options, Sandbox};
 use seckill::app::Roles;
 use seckill::domain::{OrderId, Outcome};
 use seckill::fallback::Fallback;
@@ -14,8 +14,8 @@ use seckill::stock::Stock;
 /// Whoever has found Redis silent leaves it alone for the time that was agreed, however well it may be again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_breaker_is_open_sends_no_purchase_to_redis() {
-    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-    let settings = prepared(sandbox.settings("breaker").await.expect("settings")).await;
+    let (sandbox, settings) = with_own("breaker", own_redis()).await;
+    let settings = prepared(settings).await;
     let bench = Bench::start(&settings, Roles::OBSERVE).await;
     let sale = bench.open_with(10, 5).await;
     let mut cut = sandbox.proxied(&settings);

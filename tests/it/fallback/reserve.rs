@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use crate::support::http::{Answer, Connection};
+use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, new_sale, prepared};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
@@ -26,13 +27,13 @@ struct Scene {
 }
 
 impl Scene {
-    async fn set() -> Self {
-        Self::with(|_| {}).await
+    async fn set(name: &str, own: Options) -> Self {
+        Self::with(name, own, |_| {}).await
     }
 
-    async fn with(change: impl FnOnce(&mut Settings)) -> Self {
-        let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-        let direct = prepared(sandbox.settings("fallback").await.expect("settings")).await;
+    async fn with(name: &str, own: Options, change: impl FnOnce(&mut Settings)) -> Self {
+        let (sandbox, settings) = with_own(&format!("fallback_{name}"), own).await;
+        let direct = prepared(settings).await;
         let ways = sandbox.proxied(&direct);
         let mut proxied = Settings { redis: ways.redis, postgres: ways.postgres, ..direct.clone() };
         proxied.redis.response_timeout_ms = 300;
@@ -101,7 +102,7 @@ fn unavailable(count: usize) -> ((u16, String), usize) {
 /// One node is cut off from Redis, the other is not, and both are asked by more buyers than there are units.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_cut_off_sells_exactly_the_reserve_and_the_other_exactly_the_rest() {
-    let scene = Scene::set().await;
+    let scene = Scene::set("rest", own_redis()).await;
     let sale = scene.open(30, 5).await;
     scene.proxy().cut().await;
     let (mut here, mut there) = (Vec::new(), Vec::new());
@@ -129,7 +130,7 @@ async fn a_node_cut_off_sells_exactly_the_reserve_and_the_other_exactly_the_rest
 /// The purchase is carried out in Redis, its answer is lost, and the fallback takes the same order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unknown_purchase_goes_on_under_its_own_id_and_is_one_row() {
-    let scene = Scene::set().await;
+    let scene = Scene::set("unknown", own_redis()).await;
     let sale = scene.open(10, 5).await;
     // From here on Redis knows the script, so that the lost answer is not that it does not.
     assert_eq!(buy(&scene.cut, sale, "zoe").await.status, 202);
@@ -156,7 +157,7 @@ async fn an_unknown_purchase_goes_on_under_its_own_id_and_is_one_row() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_buyer_in_both_pools_keeps_the_first_order_and_the_later_is_already_purchased() {
-    let scene = Scene::set().await;
+    let scene = Scene::set("both_pools", own_redis()).await;
     let sale = scene.open(10, 5).await;
     let first = id(&buy(&scene.whole, sale, "ann").await);
     wait_until("the row", PATIENCE, async || status(&scene.whole, "ann", &first).await == "created").await;
@@ -182,7 +183,7 @@ async fn a_buyer_in_both_pools_keeps_the_first_order_and_the_later_is_already_pu
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_buyers_at_once_get_exactly_the_five_units_of_the_reserve() {
-    let scene = Scene::with(|settings| settings.fallback.concurrency = 20).await;
+    let scene = Scene::with("twenty", own_redis(), |settings| settings.fallback.concurrency = 20).await;
     let sale = scene.open(30, 5).await;
     scene.proxy().cut().await;
     let users: Vec<_> = (0..20).map(|n| format!("u{n}")).collect();
@@ -195,7 +196,7 @@ async fn twenty_buyers_at_once_get_exactly_the_five_units_of_the_reserve() {
 /// Beyond the seats of the bulkhead a buyer is turned away at once, and the ledger hears nothing of him.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beyond_the_bulkhead_a_buyer_is_told_to_come_back_at_once() {
-    let scene = Scene::with(|settings| settings.fallback.concurrency = 2).await;
+    let scene = Scene::with("bulkhead", own_redis(), |settings| settings.fallback.concurrency = 2).await;
     let sale = scene.open(30, 5).await;
     scene.proxy().cut().await;
     // Somebody holds the stock row, so that two buyers wait in their seats.
@@ -225,7 +226,7 @@ async fn beyond_the_bulkhead_a_buyer_is_told_to_come_back_at_once() {
 /// Whoever hangs up frees no seat: what he has asked for is still in hand.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_seat_of_a_buyer_who_hung_up_is_taken_until_the_ledger_is_done() {
-    let scene = Scene::with(|settings| settings.fallback.concurrency = 1).await;
+    let scene = Scene::with("hung_up", own_redis().postgres(), |settings| settings.fallback.concurrency = 1).await;
     let sale = scene.open(30, 5).await;
     scene.proxy().cut().await;
     let take = scene.sandbox.postgres().proxy().expect("a proxy");
@@ -247,7 +248,7 @@ async fn the_seat_of_a_buyer_who_hung_up_is_taken_until_the_ledger_is_done() {
 /// PostgreSQL has sold the unit, and the connection breaks before anybody hears of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_purchase_from_the_reserve_whose_answer_is_lost_is_unknown_and_its_order_can_be_asked_for() {
-    let scene = Scene::set().await;
+    let scene = Scene::set("lost_answer", own_redis().postgres()).await;
     let sale = scene.open(30, 5).await;
     // Redis says no word of its own about the purchase.
     scene.whole.service.stock.freeze(sale, 1_000).await.expect("Redis answers");
@@ -267,7 +268,7 @@ async fn a_purchase_from_the_reserve_whose_answer_is_lost_is_unknown_and_its_ord
 /// PostgreSQL hangs, and wakes up when the buyer has gone: not known was not no.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ledger_that_hangs_is_not_waited_for_and_not_taken_for_a_no() {
-    let scene = Scene::set().await;
+    let scene = Scene::set("hangs", own_redis().postgres()).await;
     let sale = scene.open(30, 5).await;
     scene.whole.service.stock.freeze(sale, 1_000).await.expect("Redis answers");
     let take = scene.sandbox.postgres().proxy().expect("a proxy");
@@ -284,7 +285,7 @@ async fn a_ledger_that_hangs_is_not_waited_for_and_not_taken_for_a_no() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_postgresql_down_too_it_is_a_503_and_afterwards_the_reserve_is_whole() {
-    let scene = Scene::set().await;
+    let scene = Scene::set("both_down", own_redis().postgres()).await;
     let sale = scene.open(10, 3).await;
     scene.proxy().cut().await;
     scene.sandbox.postgres().kill().expect("a kill");
@@ -302,7 +303,7 @@ async fn with_postgresql_down_too_it_is_a_503_and_afterwards_the_reserve_is_whol
 /// A Redis that hangs costs its timeout to the few that find out, and then to one probe at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hanging_redis_is_left_alone_but_for_one_probe_and_used_again_when_it_answers() {
-    let scene = Scene::with(|settings| {
+    let scene = Scene::with("hanging", own_redis(), |settings| {
         settings.redis.response_timeout_ms = 1_000;
         settings.fallback.failures = 2;
         settings.fallback.open_ms = 200;
@@ -342,7 +343,7 @@ async fn a_hanging_redis_is_left_alone_but_for_one_probe_and_used_again_when_it_
 /// A Redis that answers, but may not sell because it waits to be rebuilt: the reserve bridges that, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_redis_waits_for_a_rebuild_the_reserve_sells() {
-    let scene = Scene::set().await;
+    let scene = Scene::set("frozen", own_redis()).await;
     let sale = scene.open(10, 2).await;
     scene.whole.service.stock.freeze(sale, 1_000).await.expect("Redis answers");
     let users: Vec<_> = (0..4).map(|n| format!("u{n}")).collect();

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use crate::support::http::{Answer, Connection};
+use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, new_sale, prepared, settings};
 use crate::support::wait_until;
 use drive::environment::{SandboxSettings, env_for};
 use redis::AsyncCommands;
-use sandbox::{Options, Sandbox};
+use sandbox::Sandbox;
 use seckill::app::Roles;
 use seckill::catalogue::SaleChange;
 use seckill::config::Settings;
@@ -181,8 +182,8 @@ async fn an_audit_does_not_pass_over_a_claim_that_it_cannot_read() {
 /// Ledger first, then Redis: what the second step missed, the repeat of the command makes good, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_that_redis_missed_is_completed_by_its_repeat() {
-    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-    let direct = prepared(sandbox.settings("missed").await.expect("settings")).await;
+    let (sandbox, settings) = with_own("missed", own_redis()).await;
+    let direct = prepared(settings).await;
     let mut proxied = sandbox.proxied(&direct);
     proxied.redis.response_timeout_ms = 300;
     let running = Running::observe(&proxied).await;

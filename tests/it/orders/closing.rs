@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use crate::support::audit::Bench;
+use crate::support::servers::with_own;
 use crate::support::service::{PATIENCE, prepared};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
-use sandbox::{Moment, Options, Sandbox, Spot};
+use sandbox::{Moment, Options, Spot};
 use seckill::app::Roles;
 use seckill::closing::Closing;
 use seckill::domain::OrderStatus;
@@ -18,8 +19,8 @@ const MOVE: Spot = Spot::Statement("UPDATE orders SET status = $2, payment_id");
 /// The buyer hangs up in the moment in which the ledger has closed his order. His unit is not left behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_closing_that_nobody_waits_for_any_more_still_frees_the_unit() {
-    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-    let settings = prepared(sandbox.settings("hung_up").await.expect("settings")).await;
+    let (sandbox, settings) = with_own("hung_up", Options::none().postgres()).await;
+    let settings = prepared(settings).await;
     let bench = Bench::start(&settings, Roles::OBSERVE).await;
     let sale = bench.open(1).await;
     let bought = bench.buy(&sale, "ann").await;

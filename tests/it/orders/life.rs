@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::support::http::{Answer, Connection};
-use crate::support::service::{PATIENCE, Running, new_sale, settings};
+use crate::support::servers::{own_redis, with_own};
+use crate::support::service::{PATIENCE, Running, new_sale, prepared, settings};
 use crate::support::wait_until;
-use drive::environment::SandboxSettings;
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::closing::Closing;
@@ -294,8 +294,8 @@ async fn a_unit_cancelled_on_one_node_is_sold_by_both_within_a_second() {
 /// A Redis that is away does not turn the ledger's yes into an error, and asking again completes the release.
 #[tokio::test]
 async fn a_cancel_while_redis_is_away_is_a_yes_and_its_repeat_frees_the_unit() {
-    let sandbox = sandbox::Sandbox::start(sandbox::Options::default()).await.expect("servers");
-    let direct = crate::support::service::prepared(sandbox.settings("away").await.expect("settings")).await;
+    let (sandbox, settings) = with_own("away", own_redis()).await;
+    let direct = prepared(settings).await;
     let mut proxied = direct.clone();
     proxied.redis.url = sandbox.redis().proxied_url().expect("a proxy").into();
     let mut shop = Shop::with(&direct, Roles::ALL).await;

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
-use sandbox::{Options, RedisOptions, Sandbox};
+use sandbox::Options;
 use seckill::outbox::{Homes, Metrics, Publisher, Relay, Worker};
 use seckill::stock::keys;
 use tokio_util::sync::CancellationToken;
 
 use super::{cut_off, ids, relay, until_empty, without_scripts, worker};
 use crate::support::flow::{
-    SOON, append, copies, length, order, orders, pending, redis, sale, settings, settings_on, standing,
+    SOON, append, copies, length, order, orders, pending, redis, sale, settings, settings_with_own, standing,
 };
 use crate::support::wait_until;
 
@@ -32,8 +32,7 @@ async fn an_outbox_with_orders_in_it_does_not_expire_while_kafka_is_away() {
 /// Known failures: a broker that is down for a while, and what waits in the producer is lost.
 #[tokio::test]
 async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
-    let own = Sandbox::start(Options::none().redis(RedisOptions::default()).kafka()).await.unwrap();
-    let mut settings = settings_on(&own, "relay_outage").await;
+    let (own, mut settings) = settings_with_own("relay_outage", Options::none().kafka()).await;
     // So short that every letter fails at least once: it is the relay that does not give up.
     settings.kafka.delivery_timeout_ms = 1000;
     let mut redis = redis(&settings).await;
@@ -140,8 +139,7 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
 
 #[tokio::test]
 async fn the_outbox_of_a_sale_that_is_over_is_emptied_before_its_relay_leaves_it() {
-    let own = Sandbox::start(Options::none().redis(RedisOptions::default()).kafka()).await.unwrap();
-    let mut settings = settings_on(&own, "relay_over").await;
+    let (own, mut settings) = settings_with_own("relay_over", Options::none().kafka()).await;
     settings.kafka.delivery_timeout_ms = 1000;
     let mut redis = redis(&settings).await;
     let sales = Arc::new(std::sync::Mutex::new(vec![sale(1)]));

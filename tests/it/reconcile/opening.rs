@@ -1,10 +1,10 @@
 //! Sales get into Redis once: openings twice, at once, overtaken, after a crash at any line, and restarts of everything.
 
 use crate::support::http::Connection;
+use crate::support::servers::with_own;
 use crate::support::service::{PATIENCE, Running, new_sale, prepared, settings};
 use crate::support::wait_until;
-use drive::environment::SandboxSettings;
-use sandbox::{Options, Sandbox};
+use sandbox::Options;
 use seckill::app::Roles;
 use seckill::catalogue::{NewSale, SaleChange};
 use seckill::domain::{OrderId, Purchase, Sale, SaleId, SaleState};
@@ -196,8 +196,8 @@ async fn opening_a_live_sale_again_overwrites_nothing() {
 /// No start of any part warms a sale from its total.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_of_every_part_never_overwrites_a_live_sale() {
-    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-    let settings = prepared(sandbox.settings("restarts").await.expect("settings")).await;
+    let (sandbox, settings) = with_own("restarts", Options::default()).await;
+    let settings = prepared(settings).await;
     let node = Running::start(&settings, Roles::ALL).await;
     let sale = node.open_sale_of(NewSale { total: 5, ..new_sale() }).await.id;
     let mut http = Connection::open(node.address()).await;

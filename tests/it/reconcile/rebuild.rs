@@ -6,12 +6,13 @@
 use std::time::Duration;
 
 use crate::support::audit::{Bench, hasty, purchase};
+use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, new_sale, prepared};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
 use prometheus::Registry;
 use redis::AsyncCommands;
-use sandbox::{Moment, Options, Sandbox, Spot};
+use sandbox::{Moment, Sandbox, Spot};
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
@@ -279,10 +280,10 @@ async fn a_node_that_has_not_heard_of_the_new_life_leaves_the_reserve_alone() {
     assert_eq!(bench.row(&sale).await.reserve, 1);
 }
 
-/// Servers of its own, a sale's bench, and one more auditor, whose way to them can be held up in the middle of a look.
-async fn beside_one_that_can_be_held() -> (Sandbox, Bench, Auditor) {
-    let sandbox = Sandbox::start(Options::default()).await.expect("the servers start");
-    let mut settings = prepared(sandbox.settings("held").await.expect("settings")).await;
+/// A Redis of its own, a sale's bench, and one more auditor, whose way to them can be held up in the middle of a look.
+async fn beside_one_that_can_be_held(name: &str) -> (Sandbox, Bench, Auditor) {
+    let (sandbox, settings) = with_own(name, own_redis()).await;
+    let mut settings = prepared(settings).await;
     settings.reconcile.grace_ms = 0;
     // For as long as others work meanwhile.
     settings.redis.response_timeout_ms = 60_000;
@@ -294,7 +295,7 @@ async fn beside_one_that_can_be_held() -> (Sandbox, Bench, Auditor) {
 /// The two stores cannot be looked at in one instant. What happens in between is no fault, and stops no sale.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_rebuild() {
-    let (sandbox, bench, auditor) = beside_one_that_can_be_held().await;
+    let (sandbox, bench, auditor) = beside_one_that_can_be_held("between_looks").await;
     let sale = bench.open(3).await;
     let claims = Spot::Command("HGETALL");
     let proxy = sandbox.redis().proxy().expect("a proxy");
@@ -327,7 +328,7 @@ async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_r
 /// Between the look and the lock somebody else may have done it, and a second time would only stop the selling.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sale_that_another_auditor_has_rebuilt_meanwhile_is_not_rebuilt_again() {
-    let (sandbox, bench, late) = beside_one_that_can_be_held().await;
+    let (sandbox, bench, late) = beside_one_that_can_be_held("rebuilt_meanwhile").await;
     let sale = bench.open(3).await;
     freeze(&bench, &sale).await;
     let look = Spot::Script(include_str!("../../../lua/purchase.lua"));

@@ -1,13 +1,12 @@
 //! The auditor: what a fault leaves undone is found and done, once.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::audit::{Bench, hasty};
 use crate::support::http::Connection;
+use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, prepared};
 use crate::support::wait_until;
-use drive::environment::SandboxSettings;
 use redis::AsyncCommands;
 use sandbox::{self, Sandbox};
 use seckill::app::Roles;
@@ -221,9 +220,9 @@ async fn a_job_that_was_overtaken_writes_nothing() {
 }
 
 /// A Redis of one's own, to lose.
-async fn own(name: &str) -> (Arc<Sandbox>, Settings) {
-    let sandbox = Arc::new(Sandbox::start(sandbox::Options::default()).await.expect("the servers start"));
-    let mut settings = prepared(sandbox.settings(name).await.expect("settings")).await;
+async fn own(name: &str) -> (Sandbox, Settings) {
+    let (sandbox, settings) = with_own(name, own_redis()).await;
+    let mut settings = prepared(settings).await;
     settings.reconcile.deep_every_ms = 500;
     settings.reconcile.grace_ms = 12_000;
     (sandbox, settings)

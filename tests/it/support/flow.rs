@@ -3,20 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use drive::environment::SandboxSettings;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Headers;
 use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
-use sandbox::Sandbox;
+use sandbox::{Options, Sandbox};
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
 use seckill::outbox;
 use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 
-use super::servers::shared_settings;
+use super::servers::{shared_settings, with_own};
 
 /// Generous: a bound for broken code.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -47,9 +46,10 @@ pub async fn settings(name: &str) -> Settings {
     short_waits(shared_settings(name).await).await
 }
 
-/// The same on servers of one's own.
-pub async fn settings_on(sandbox: &Sandbox, name: &str) -> Settings {
-    short_waits(sandbox.settings(name).await.unwrap()).await
+/// The same with servers of the test's own.
+pub async fn settings_with_own(name: &str, options: Options) -> (Sandbox, Settings) {
+    let (sandbox, settings) = with_own(name, options).await;
+    (sandbox, short_waits(settings).await)
 }
 
 async fn short_waits(mut settings: Settings) -> Settings {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use drive::environment::SandboxSettings;
+use sandbox::{Options, RedisOptions, Sandbox};
 use seckill::config::Settings;
 use sqlx::PgPool;
 
@@ -24,6 +25,28 @@ pub async fn shared_settings(name: &str) -> Settings {
     assert!(is_new, "another test is already called {name}: choose another name for its settings");
     let sandbox = sandbox::shared().await.expect("the servers start");
     sandbox.settings(name).await.expect("settings")
+}
+
+/// Servers that are the test's own, to kill, pause or cut them, and settings that lead to them, and to the shared servers
+/// for those that it has not asked for. A Kafka takes both cores for seconds until it is up: ask for one only to kill it.
+pub async fn with_own(name: &str, options: Options) -> (Sandbox, Settings) {
+    let mut settings = shared_settings(name).await;
+    let sandbox = Sandbox::start(options).await.expect("the servers start");
+    let own = sandbox.settings(name).await.expect("settings");
+    if options.redis.is_some() {
+        settings.redis = own.redis;
+    }
+    if options.postgres {
+        settings.postgres = own.postgres;
+    }
+    if options.kafka {
+        settings.kafka = own.kafka;
+    }
+    (sandbox, settings)
+}
+
+pub fn own_redis() -> Options {
+    Options::none().redis(RedisOptions::default())
 }
 
 /// Lets the ids of sales in this database begin where those of no other test do. A Redis server has one space of
