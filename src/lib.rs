@@ -8,7 +8,7 @@
 //! 3. [`sold_out`]: a flag in this process says whether anything is left. Most losers leave here, without I/O.
 //! 4. [`stock`]: one Lua script decides in Redis. It takes the units, records the claim and appends the order to the
 //!    outbox, all or nothing. Purchases of one sale that arrive together travel together.
-//!    When Redis cannot be reached, [`fallback`] sells the sale's reserve from the ledger instead.
+//!    When Redis cannot be reached, [`purchasing`] sells the sale's reserve from the ledger instead.
 //! 5. Back in [`api`]: 202 with the order's id, or the reason why not. The order is durable already.
 //! 6. [`outbox`]: the relay publishes the order to Kafka, and removes it from the outbox once Kafka has confirmed it.
 //! 7. [`consumer`]: reads Kafka in batches, and commits its offsets once the ledger has said yes.
@@ -60,7 +60,7 @@ pub mod lock;
 pub mod operator;
 
 // The stock with the reserve behind it, for when Redis does not answer.
-pub mod fallback;
+pub mod purchasing;
 
 // How an order is closed: ledger first, then Redis.
 pub mod closing;

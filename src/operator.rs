@@ -9,7 +9,7 @@ use crate::config;
 use crate::consumer;
 use crate::domain::{Sale, SaleId, SaleState, UserId};
 use crate::ledger::{self, Ledger};
-use crate::promises::{self, Finding, Flow, RedisView, Snapshot, Standing};
+use crate::promises::{self, CheckResult, Finding, Flow, RedisView, Snapshot};
 use crate::reconcile::opening::{self, Opened};
 use crate::stock::script::{SaleCode, StockCode};
 use crate::stock::{self, Stock};
@@ -101,7 +101,7 @@ impl Operator {
     /// Ledger and Redis cannot be read at one instant, so a promise counts as broken only if it is broken twice.
     pub async fn audit(&self, id: SaleId) -> Result<Vec<Finding>, Error> {
         let findings = self.look(id).await?;
-        if findings.iter().any(|finding| finding.holds == Standing::Broken) {
+        if findings.iter().any(|finding| finding.holds == CheckResult::Broken) {
             return self.look(id).await;
         }
         Ok(findings)

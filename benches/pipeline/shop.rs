@@ -69,9 +69,9 @@ pub async fn open_in_redis(stock: &Stock, number: i32) -> anyhow::Result<SaleId>
         total,
         reserve: 0,
     };
-    let Frozen::Yes { home, .. } = stock.freeze(id, 1).await? else { bail!("somebody else opens sale {id}") };
+    let Frozen::Yes { run_id, .. } = stock.freeze(id, 1).await? else { bail!("somebody else opens sale {id}") };
     let on_sale = OnSale { generation: 1, total, remaining: total };
-    match stock.warm(&sale, 1, &home, &on_sale, WarmPart::FRESH).await? {
+    match stock.warm(&sale, 1, &run_id, &on_sale, WarmPart::FRESH).await? {
         WarmCode::Warmed => Ok(id),
         WarmCode::Refused => bail!("sale {id} cannot be opened"),
     }

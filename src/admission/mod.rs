@@ -1,7 +1,7 @@
 //! Step 2: who may go on to the stock.
 //!
 //! What comes in: an authenticated user, the client's address, whether the user is on the blacklist (the catalogue
-//! knows), and, when the sale asks for it, a purchase token. What is decided: go on, or one of [`Refused`]. What is
+//! knows), and, when the sale asks for it, a purchase token. What is decided: go on, or one of [`AdmissionDenied`]. What is
 //! guaranteed: no I/O, no allocation for a refusal by a bucket, no log line per refusal, bounded memory whatever
 //! addresses and users are tried, and rates that hold exactly on this node.
 //!
@@ -73,7 +73,7 @@ pub struct Proof<'a> {
 
 /// Why a purchase goes no further. Nothing was decided about the sale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum AdmissionDenied {
     #[error("this user may not buy")]
     Blocked,
     /// `retry_after` is exact; a header in whole seconds has to round it up.
@@ -158,28 +158,28 @@ impl<C: Clock + Clone> Admission<C> {
     }
 
     /// Whether `caller` may go on to the stock. Takes one token of each bucket on the way.
-    pub fn admit(&self, caller: &Caller<'_>) -> Result<(), Refused> {
+    pub fn admit(&self, caller: &Caller<'_>) -> Result<(), AdmissionDenied> {
         if caller.blocked {
             self.metrics.blocked.inc();
-            return Err(Refused::Blocked);
+            return Err(AdmissionDenied::Blocked);
         }
         self.users.take(&self.user_key(caller.user)).map_err(|retry_after| {
             self.metrics.user.inc();
-            Refused::RateLimited { retry_after }
+            AdmissionDenied::RateLimited { retry_after }
         })?;
         self.addresses.take(&AddressKey::from(caller.address)).map_err(|retry_after| {
             self.metrics.address.inc();
-            Refused::RateLimited { retry_after }
+            AdmissionDenied::RateLimited { retry_after }
         })?;
         if let Some(proof) = caller.proof {
             self.check(caller.user, proof).map_err(|bad| {
                 self.metrics.challenge.inc();
-                Refused::ChallengeRequired(bad)
+                AdmissionDenied::ChallengeRequired(bad)
             })?;
         }
         self.node.check().map_err(|until| {
             self.metrics.node.inc();
-            Refused::RateLimited { retry_after: buckets::wait(&until, self.node.clock()) }
+            AdmissionDenied::RateLimited { retry_after: buckets::wait(&until, self.node.clock()) }
         })?;
         self.metrics.admitted.inc();
         Ok(())

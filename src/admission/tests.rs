@@ -51,8 +51,8 @@ fn caller(user: &UserId, address: IpAddr) -> Caller<'_> {
     Caller { user, address, blocked: false, proof: None }
 }
 
-fn limited(result: Result<(), Refused>) -> bool {
-    matches!(result, Err(Refused::RateLimited { .. }))
+fn limited(result: Result<(), AdmissionDenied>) -> bool {
+    matches!(result, Err(AdmissionDenied::RateLimited { .. }))
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn one_user_is_held_by_its_own_bucket_and_told_how_long() {
     for _ in 0..3 {
         assert_eq!(admission.admit(&caller(&ada, ip("198.51.100.1"))), Ok(()));
     }
-    let refused = Err(Refused::RateLimited { retry_after: Duration::from_secs(1) });
+    let refused = Err(AdmissionDenied::RateLimited { retry_after: Duration::from_secs(1) });
     assert_eq!(admission.admit(&caller(&ada, ip("198.51.100.1"))), refused);
     assert_eq!(admission.admit(&caller(&ada, ip("198.51.100.2"))), refused, "another address does not help");
     clock.advance(Duration::from_secs(1));
@@ -146,14 +146,14 @@ fn a_bot_that_can_fetch_the_challenge_still_has_to_work_for_each_account_and_is_
         let proof = Some(Proof { sale, token, now: NOW });
         admission.admit(&Caller { user, address: ip("198.51.100.1"), blocked: false, proof })
     };
-    assert_eq!(attempt(&ada, None), Err(Refused::ChallengeRequired(None)));
+    assert_eq!(attempt(&ada, None), Err(AdmissionDenied::ChallengeRequired(None)));
 
     let issued = admission.challenges().issue(sale, &ada, NOW).expect("a challenge");
     let unsolved = Some(BadToken::Malformed);
-    assert_eq!(attempt(&ada, Some(&issued.challenge)), Err(Refused::ChallengeRequired(unsolved)));
+    assert_eq!(attempt(&ada, Some(&issued.challenge)), Err(AdmissionDenied::ChallengeRequired(unsolved)));
 
     let token = solve(&issued.challenge, issued.bits);
-    assert_eq!(attempt(&bob, Some(&token)), Err(Refused::ChallengeRequired(Some(BadToken::Forged))));
+    assert_eq!(attempt(&bob, Some(&token)), Err(AdmissionDenied::ChallengeRequired(Some(BadToken::Forged))));
     assert_eq!(attempt(&ada, Some(&token)), Ok(()));
     assert!(limited(attempt(&ada, Some(&token))), "a token is no pass around the buckets");
     clock.advance(Duration::from_secs(1));
@@ -191,7 +191,7 @@ fn a_blocked_user_is_told_so_and_takes_no_token_of_anybody() {
     let eve = user("eve");
     let blocked = Caller { blocked: true, ..caller(&eve, ip("198.51.100.1")) };
     for _ in 0..100 {
-        assert_eq!(admission.admit(&blocked), Err(Refused::Blocked));
+        assert_eq!(admission.admit(&blocked), Err(AdmissionDenied::Blocked));
     }
     assert_eq!((admission.users.tracked(), admission.addresses.tracked()), (0, 0));
     assert_eq!(admission.metrics.blocked.get(), 100);

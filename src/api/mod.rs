@@ -16,7 +16,7 @@ mod moves;
 
 mod openapi;
 
-mod operations;
+mod health;
 
 mod orders;
 
@@ -40,12 +40,12 @@ use crate::admission::Admission;
 use crate::admission::identity::Verifier;
 use crate::catalogue::Catalogue;
 use crate::closing::Closing;
-use crate::fallback::Fallback;
 use crate::ledger::Ledger;
 use crate::operator::Operator;
 use crate::payment::Signature;
+use crate::purchasing::Purchasing;
 use crate::shutdown::Stop;
-use crate::sold_out::{Doubtful, Flags};
+use crate::sold_out::{Flags, UnconfirmedBuyers};
 use crate::stock::Stock;
 use crate::telemetry::http::UNMATCHED;
 
@@ -62,8 +62,8 @@ pub struct Api {
     pub admission: Arc<Admission>,
     pub catalogue: Catalogue,
     pub flags: Flags,
-    pub doubtful: Doubtful,
-    pub fallback: Fallback,
+    pub unconfirmed: UnconfirmedBuyers,
+    pub purchasing: Purchasing,
     pub streams: Streams,
     pub stock: Stock,
     pub ledger: Ledger,
@@ -75,14 +75,14 @@ pub struct Api {
     pub stop: Stop,
     pub clock: fn() -> OffsetDateTime,
     /// 64 random bits for an order id.
-    pub chance: fn() -> u64,
+    pub random: fn() -> u64,
 }
 
 /// Adds every route to an application whose data holds an [`Api`].
 pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
     let resource = |name, path, handlers: fn(Resource) -> Resource| measured.resource(name, path, handlers);
     let buyers = web::scope("/api/v1")
-        .default_service(web::to(operations::no_such_route))
+        .default_service(web::to(health::no_such_route))
         .service(resource("purchase", "/sales/{sale}/purchases", |r| r.post(purchases::purchase)))
         .service(resource("sales", "/sales", |r| r.get(sales::list)))
         .service(resource("sale", "/sales/{sale}", |r| r.get(sales::one)))
@@ -93,7 +93,7 @@ pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
         .service(resource("pay", "/orders/{order}/pay", |r| r.post(moves::pay)))
         .service(resource("cancel", "/orders/{order}/cancel", |r| r.post(moves::cancel)));
     let operators = web::scope("/admin/v1")
-        .default_service(web::to(operations::no_such_route))
+        .default_service(web::to(health::no_such_route))
         .service(resource("admin_sales", "/sales", |r| r.post(admin::create)))
         .service(resource("admin_sale", "/sales/{sale}", |r| r.patch(admin::change)))
         .service(resource("admin_stock", "/sales/{sale}/stock", |r| r.post(admin::add_stock)))
@@ -107,12 +107,12 @@ pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
         .service(buyers)
         .service(operators)
         .service(resource("payment_callback", "/callbacks/v1/payments", |r| r.post(payments::callback)))
-        .service(resource("livez", "/livez", |r| r.get(operations::livez)))
-        .service(resource("readyz", "/readyz", |r| r.get(operations::readyz)))
-        .service(resource("metrics", "/metrics", |r| r.get(operations::metrics)))
-        .service(resource("openapi", "/openapi.json", |r| r.get(operations::openapi)))
-        .service(resource("docs", "/docs", |r| r.get(operations::docs)))
-        .service(resource(UNMATCHED, "/{any:.*}", |r| r.route(web::to(operations::no_such_route))));
+        .service(resource("livez", "/livez", |r| r.get(health::livez)))
+        .service(resource("readyz", "/readyz", |r| r.get(health::readyz)))
+        .service(resource("metrics", "/metrics", |r| r.get(health::metrics)))
+        .service(resource("openapi", "/openapi.json", |r| r.get(health::openapi)))
+        .service(resource("docs", "/docs", |r| r.get(health::docs)))
+        .service(resource(UNMATCHED, "/{any:.*}", |r| r.route(web::to(health::no_such_route))));
 }
 
 fn is_purchase(request: &GuardContext<'_>) -> bool {

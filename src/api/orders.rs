@@ -10,7 +10,7 @@ use time::serde::rfc3339;
 use super::Api;
 use super::caller;
 use super::problem::{Code, Problem};
-use crate::domain::{Order, OrderId, OrderStatus, Reason, Sale, SaleId, UserId};
+use crate::domain::{Order, OrderId, OrderStatus, Rejection, Sale, SaleId, UserId};
 use crate::stock::Claim;
 
 /// An order as its buyer sees it.
@@ -23,7 +23,7 @@ pub struct OrderView {
     pub status: OrderStatus,
     /// Why it was rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<Reason>,
+    pub reason: Option<Rejection>,
     /// Price of all units, in cents; from the ledger, so absent while queued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub amount_cents: Option<i64>,
@@ -100,7 +100,7 @@ async fn not_heard_of(api: &Api, sale: Option<SaleId>) -> Result<Option<Problem>
     let Some(sale) = sale else { return Ok(None) };
     let on_sale = api.catalogue.is_on_sale(sale).await.map_err(|error| fault("looking for a sale", &error))?;
     if on_sale {
-        api.catalogue.nudge();
+        api.catalogue.request_refresh();
     }
     Ok(on_sale.then(|| Problem::unavailable().detail("this node has not heard of the sale yet: ask again")))
 }

@@ -30,14 +30,14 @@ pub struct Callback {
 /// What the provider is to do with the money.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum PaymentResult {
     Kept,
     Refund,
 }
 
 #[derive(Debug, Serialize)]
 pub struct Answer {
-    pub result: Verdict,
+    pub result: PaymentResult,
     pub order_id: OrderId,
     /// How the order stands.
     pub status: OrderStatus,
@@ -58,8 +58,8 @@ pub async fn callback(api: web::Data<Api>, request: HttpRequest, body: Body) -> 
     let payment = Payment { id: said.payment_id, order: said.order_id, amount_cents: said.amount_cents };
     let settled = payment::settle(&api.ledger, &payment).await.map_err(|error| fault("settling a payment", &error))?;
     let (result, order) = match settled {
-        Settled::Kept(order) => (Verdict::Kept, order),
-        Settled::Refund(order) => (Verdict::Refund, order),
+        Settled::Kept(order) => (PaymentResult::Kept, order),
+        Settled::Refund(order) => (PaymentResult::Refund, order),
         Settled::WrongAmount { due } => {
             tracing::warn!(payment = payment.id, order = %payment.order, paid = payment.amount_cents, due,
                 "a payment is not the order's amount");

@@ -9,7 +9,7 @@ use time::format_description::well_known::Rfc3339;
 use super::Api;
 use super::caller::{self, Body};
 use super::problem::{self, Code, Problem};
-use crate::admission::{Caller, Proof, Refused};
+use crate::admission::{AdmissionDenied, Caller, Proof};
 use crate::domain::{Accepted, OrderId, OrderStatus, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, UserId};
 
 const PURCHASE_TOKEN: &str = "x-purchase-token";
@@ -58,7 +58,7 @@ pub async fn purchase(api: web::Data<Api>, request: HttpRequest, body: Body) -> 
     admit(&api, &request, &sale, &user)?;
 
     // A request that may be a replay of an accepted one is answered by the stock, not by the flag.
-    if api.flags.is_raised(sale.id) && key.is_none() && !api.doubtful.contains(sale.id, &user) {
+    if api.flags.is_raised(sale.id) && key.is_none() && !api.unconfirmed.contains(sale.id, &user) {
         return Ok(problem::sold_out());
     }
 
@@ -70,9 +70,9 @@ pub async fn purchase(api: web::Data<Api>, request: HttpRequest, body: Body) -> 
         user: user.clone(),
     };
     // Boxed, or every loser would carry the room that a winner's way through stock and reserve takes.
-    let answer = Box::pin(api.fallback.purchase(&sale, purchase, minted(&api, &sale))).await;
-    if let Some(news) = answer.news {
-        api.flags.of(sale.id).observe(news);
+    let answer = Box::pin(api.purchasing.purchase(&sale, purchase, minted(&api, &sale))).await;
+    if let Some(update) = answer.update {
+        api.flags.of(sale.id).observe(update);
     }
     respond(&api, &sale, &user, answer.outcome)
 }
@@ -99,12 +99,12 @@ fn admit(api: &Api, request: &HttpRequest, sale: &Sale, user: &UserId) -> Result
         }),
     };
     api.admission.admit(&caller).map_err(|refused| match refused {
-        Refused::RateLimited { retry_after } => {
+        AdmissionDenied::RateLimited { retry_after } => {
             let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
             Problem::new(Code::RateLimited).retry_after(seconds.max(1))
         }
-        Refused::Blocked => Problem::new(Code::Blocked),
-        Refused::ChallengeRequired(reason) => {
+        AdmissionDenied::Blocked => Problem::new(Code::Blocked),
+        AdmissionDenied::ChallengeRequired(reason) => {
             let reason = reason.map_or_else(|| "there is no purchase token".to_owned(), |bad| bad.to_string());
             Problem::new(Code::ChallengeRequired)
                 .detail(format!("{reason}: solve the challenge at /api/v1/sales/{}/challenge", sale.id))
@@ -121,7 +121,7 @@ fn order_id(api: &Api, sale: &Sale, user: &UserId, key: Option<&str>) -> OrderId
 
 fn minted(api: &Api, sale: &Sale) -> OrderId {
     let seconds = u32::try_from(caller::seconds(api)).unwrap_or(u32::MAX);
-    OrderId::mint(sale.id, seconds, (api.chance)())
+    OrderId::mint(sale.id, seconds, (api.random)())
 }
 
 fn request_key(key: &str, quantity: u32) -> RequestKey {
@@ -133,7 +133,7 @@ fn request_key(key: &str, quantity: u32) -> RequestKey {
 fn respond(api: &Api, sale: &Sale, user: &UserId, outcome: Outcome) -> Result<HttpResponse, Problem> {
     if matches!(outcome, Outcome::Accepted(_) | Outcome::Refused(_)) {
         // Whatever became of an earlier try, the stock has said now how this buyer stands.
-        api.doubtful.remove(sale.id, user);
+        api.unconfirmed.remove(sale.id, user);
     }
     match outcome {
         Outcome::Accepted(accepted) => Ok(accepted_response(sale.id, accepted)),
@@ -141,13 +141,13 @@ fn respond(api: &Api, sale: &Sale, user: &UserId, outcome: Outcome) -> Result<Ht
         Outcome::Refused(refusal) => Err(refusal_problem(refusal)),
         Outcome::Cold => {
             // Perhaps the sale lives at a newer generation than this node has heard of.
-            api.catalogue.nudge();
+            api.catalogue.request_refresh();
             Err(Problem::unavailable())
         }
         // The catalogue has no part in that: an outage of Redis is not to become one of PostgreSQL.
         Outcome::NotTried => Err(Problem::unavailable()),
         Outcome::Unknown(order) => {
-            api.doubtful.add(sale.id, user);
+            api.unconfirmed.add(sale.id, user);
             Err(Problem::unavailable()
                 .detail("whether this order was accepted is not known yet: ask for it")
                 .with("order_id", order.to_string()))

@@ -16,10 +16,10 @@ use crate::admission::identity::Verifier;
 use crate::api::{self, Api, Measured, Streams};
 use crate::closing::Closing;
 use crate::config::Settings;
-use crate::fallback::Fallback;
 use crate::payment::Signature;
+use crate::purchasing::Purchasing;
 use crate::shutdown::{Part, Stop};
-use crate::sold_out::{Doubtful, Flags, Watch};
+use crate::sold_out::{Flags, UnconfirmedBuyers, Watch};
 
 /// Connections that may wait to be accepted: a flash sale begins with everybody connecting at once.
 pub const BACKLOG: u32 = 8192;
@@ -38,7 +38,7 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
     let callbacks = Signature::new(&settings.payment.callback_secret)?;
     let flags = Flags::default();
     let Service { stock, catalogue, ledger, operator, .. } = service;
-    let fallback = Fallback::new(&settings.fallback, stock.clone(), ledger.clone(), &registry)?;
+    let purchasing = Purchasing::new(&settings.fallback, stock.clone(), ledger.clone(), &registry)?;
     let watch = Watch::new(&settings.redis, flags.clone(), stock.clone(), catalogue.clone())?;
 
     let (token, sweeping) = (stop.token(Part::Jobs), Arc::clone(&admission));
@@ -52,8 +52,8 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
         admission,
         catalogue: catalogue.clone(),
         flags,
-        doubtful: Doubtful::default(),
-        fallback,
+        unconfirmed: UnconfirmedBuyers::default(),
+        purchasing,
         streams: Streams::new(&settings.http),
         stock: stock.clone(),
         ledger: ledger.clone(),
@@ -63,7 +63,7 @@ pub fn start(settings: &Settings, service: &Service, registry: Registry, stop: &
         registry,
         stop: stop.clone(),
         clock: OffsetDateTime::now_utc,
-        chance: rand::random,
+        random: rand::random,
     });
     let application = move || {
         let measured = measured.clone();

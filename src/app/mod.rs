@@ -4,7 +4,7 @@ mod health;
 
 mod http;
 
-mod operations;
+mod metrics_server;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Service {
         if roles.serve {
             service.http = Some(http::start(settings, &service, registry, stop)?);
         } else if let Some(bind) = settings.telemetry.bind {
-            service.http = Some(operations::start(bind, registry, stop)?);
+            service.http = Some(metrics_server::start(bind, registry, stop)?);
         }
         Ok(service)
     }

@@ -37,17 +37,17 @@ struct Shared {
     pool: PgPool,
     /// How long a sale stays in the copy after its end, as long as its keys stay in Redis.
     retention: Duration,
-    copy: ArcSwap<Copy>,
+    snapshot: ArcSwap<Snapshot>,
     /// One refresh at a time, or a slow old read would overwrite a newer one.
     refreshing: Mutex<()>,
-    nudged: Notify,
+    refresh: Notify,
     /// Whether the last round of the poller failed.
     stale: AtomicBool,
 }
 
 /// What a node knows, replaced as a whole.
 #[derive(Default)]
-struct Copy {
+struct Snapshot {
     sales: HashMap<SaleId, Arc<Sale>>,
     /// The same sales by id, for listing.
     listed: Vec<Arc<Sale>>,
@@ -63,9 +63,9 @@ impl Catalogue {
         let shared = Shared {
             pool,
             retention,
-            copy: ArcSwap::default(),
+            snapshot: ArcSwap::default(),
             refreshing: Mutex::default(),
-            nudged: Notify::new(),
+            refresh: Notify::new(),
             stale: AtomicBool::new(false),
         };
         let catalogue = Self { shared: Arc::new(shared) };
@@ -75,15 +75,15 @@ impl Catalogue {
 
     /// The sale, if it is not past retention.
     pub fn get(&self, sale: SaleId) -> Option<Arc<Sale>> {
-        self.shared.copy.load().sales.get(&sale).cloned()
+        self.shared.snapshot.load().sales.get(&sale).cloned()
     }
 
     /// Every sale that is not past retention, in the order of their ids.
     pub fn all(&self) -> Vec<Arc<Sale>> {
-        self.shared.copy.load().listed.clone()
+        self.shared.snapshot.load().listed.clone()
     }
 
     pub fn is_blocked(&self, user: &UserId) -> bool {
-        self.shared.copy.load().blocked.contains(user)
+        self.shared.snapshot.load().blocked.contains(user)
     }
 }

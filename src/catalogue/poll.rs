@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::sales::{SaleRow, sale_columns};
-use super::{Catalogue, Copy, Error};
+use super::{Catalogue, Error, Snapshot};
 
 /// How long the poller waits for an answer. Longer than the server's own limits, so it only ever ends a wait for a
 /// server that is silent.
@@ -38,14 +38,14 @@ impl Catalogue {
         let sales: HashMap<_, _> = listed.iter().map(|sale| (sale.id, Arc::clone(sale))).collect();
         // A name that is no user id was put in by hand and can block nobody.
         let blocked: HashSet<_> = blocked.iter().filter_map(|user| user.parse().ok()).collect();
-        self.shared.copy.store(Arc::new(Copy { sales, listed, blocked }));
+        self.shared.snapshot.store(Arc::new(Snapshot { sales, listed, blocked }));
         Ok(())
     }
 
     /// Asks the poller to refresh now. Never waits; several nudges before it wakes are one, and rounds keep a
     /// distance of a tenth of a second however many there are.
-    pub fn nudge(&self) {
-        self.shared.nudged.notify_one();
+    pub fn request_refresh(&self) {
+        self.shared.refresh.notify_one();
     }
 
     /// Refreshes each `period`, and when nudged, until `stop`.
@@ -54,7 +54,7 @@ impl Catalogue {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(period) => {}
-                () = self.shared.nudged.notified() => {}
+                () = self.shared.refresh.notified() => {}
             }
             // Plain reads, no transaction: cutting them off leaves nothing behind.
             let round = async {
@@ -88,7 +88,7 @@ impl Catalogue {
     /// back now: if not, the poller will.
     pub(crate) async fn show_own_change(&self) {
         if self.refresh().await.is_err() {
-            self.nudge();
+            self.request_refresh();
         }
     }
 }

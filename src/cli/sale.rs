@@ -11,7 +11,7 @@ use crate::app;
 use crate::catalogue::{NewSale, SaleChange};
 use crate::config::Settings;
 use crate::domain::{Sale, SaleId, SaleState};
-use crate::promises::Standing;
+use crate::promises::CheckResult;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -86,14 +86,14 @@ impl Command {
                 let findings = operator.audit(id).await?;
                 for finding in &findings {
                     let holds = match finding.holds {
-                        Standing::Holds => "holds",
-                        Standing::Broken => "BROKEN",
-                        Standing::NotChecked => "not checked",
+                        CheckResult::Holds => "holds",
+                        CheckResult::Broken => "BROKEN",
+                        CheckResult::Unknown => "not checked",
                     };
                     out::line(format_args!("{:<16} {holds:<12} {}", finding.name, finding.detail));
                 }
                 anyhow::ensure!(
-                    findings.iter().all(|finding| finding.holds != Standing::Broken),
+                    findings.iter().all(|finding| finding.holds != CheckResult::Broken),
                     "a promise is broken"
                 );
             }

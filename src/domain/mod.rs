@@ -4,7 +4,7 @@
 
 mod ids;
 
-mod epoch;
+mod stock_version;
 
 mod order;
 
@@ -12,8 +12,8 @@ mod purchase;
 
 mod sale;
 
-pub use epoch::Epoch;
 pub use ids::{InvalidId, OrderId, SaleId, UserId};
-pub use order::{Order, OrderMessage, OrderStatus, Pool, Reason, UnknownWord};
-pub use purchase::{Accepted, Outcome, Purchase, Refusal, RequestKey, StockNews};
+pub use order::{Order, OrderMessage, OrderStatus, Pool, Rejection, UnknownWord};
+pub use purchase::{Accepted, Outcome, Purchase, Refusal, RequestKey, StockUpdate};
 pub use sale::{Sale, SaleState};
+pub use stock_version::StockVersion;

@@ -60,7 +60,7 @@ impl OrderStatus {
 /// Why an order was rejected. Final, whatever the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
+pub enum Rejection {
     /// The ledger had fewer units than the order asks for.
     SoldOut,
     /// The buyer holds another live order in the sale.
@@ -69,7 +69,7 @@ pub enum Reason {
     Superseded,
 }
 
-impl Reason {
+impl Rejection {
     pub const ALL: [Self; 3] = [Self::SoldOut, Self::AlreadyPurchased, Self::Superseded];
 
     pub const fn as_str(self) -> &'static str {
@@ -126,7 +126,7 @@ macro_rules! spelled {
     )*};
 }
 
-spelled!(OrderStatus => "order status", Reason => "reason", Pool => "pool");
+spelled!(OrderStatus => "order status", Rejection => "reason", Pool => "pool");
 
 /// An order as the ledger holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,7 +140,7 @@ pub struct Order {
     pub amount_cents: i64,
     pub status: OrderStatus,
     /// Set if and only if the status is `rejected`.
-    pub reason: Option<Reason>,
+    pub reason: Option<Rejection>,
     pub pool: Pool,
     pub generation: i64,
     pub request_key: Option<String>,

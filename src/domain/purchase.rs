@@ -2,7 +2,7 @@
 
 use time::OffsetDateTime;
 
-use super::{Epoch, OrderId, UserId};
+use super::{OrderId, StockVersion, UserId};
 
 /// What one buyer asks of the stock of one sale.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct Purchase {
     pub user: UserId,
     /// Units, at least 1.
     pub quantity: u32,
-    /// The life of the sale that this purchase was first sent to. A retry never crosses into a newer one.
+    /// The generation that this purchase was first sent to. A retry never crosses into a newer one.
     pub generation: i64,
     pub request: Option<RequestKey>,
 }
@@ -36,7 +36,7 @@ pub enum Outcome {
     Refused(Refusal),
     /// A Redis that answered cannot prove that it may sell at the purchase's generation. Nothing was written.
     Cold,
-    /// It certainly did not run: there is no way to Redis now, it refuses to run anything, or the line to it is full.
+    /// It certainly did not run: there is no way to Redis now, it refuses to run anything, or the queue to it is full.
     /// Says nothing of the sale. Nothing was written.
     NotTried,
     /// No answer: the script may or may not have run. The buyer can ask for this order.
@@ -78,10 +78,10 @@ pub enum Refusal {
     KeyReused,
 }
 
-/// What a Redis answer tells about the whole sale, whoever asked.
+/// What an answer of Redis says about the stock of the whole sale, whoever asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StockNews {
-    pub epoch: Epoch,
+pub struct StockUpdate {
+    pub version: StockVersion,
     /// Units left.
     pub remaining: u32,
 }

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use crate::domain::{OrderId, OrderMessage, Reason};
+use crate::domain::{OrderId, OrderMessage, Rejection};
 
 /// A message beside what the ledger knows about it.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ pub enum Verdict {
     /// A row with status `created`, which takes the message's quantity.
     Create,
     /// A final row with status `rejected`. With `keyless` it leaves out the request key, whose place is taken.
-    Reject { reason: Reason, keyless: bool },
+    Reject { reason: Rejection, keyless: bool },
     /// A redelivery: its row exists, or comes earlier in this batch.
     Skip,
 }
@@ -81,7 +81,7 @@ impl<'a> Batch<'a> {
             return Err(Ahead { message_generation: message.generation });
         }
         if message.generation < self.generation {
-            return Ok(Verdict::Reject { reason: Reason::Superseded, keyless: false });
+            return Ok(Verdict::Reject { reason: Rejection::Superseded, keyless: false });
         }
         let user = message.user.as_str();
         // Whatever becomes of this message, its row takes the key's place for those that follow.
@@ -91,10 +91,10 @@ impl<'a> Batch<'a> {
         };
         let quantity = i64::from(message.quantity);
         Ok(if key_taken || fact.holds_live || self.buyers.contains(user) {
-            Verdict::Reject { reason: Reason::AlreadyPurchased, keyless: key_taken }
+            Verdict::Reject { reason: Rejection::AlreadyPurchased, keyless: key_taken }
         } else if quantity > self.left {
             // An order is whole or not at all; a smaller one behind it may still fit.
-            Verdict::Reject { reason: Reason::SoldOut, keyless: false }
+            Verdict::Reject { reason: Rejection::SoldOut, keyless: false }
         } else {
             self.left -= quantity;
             self.buyers.insert(user);
@@ -110,10 +110,10 @@ mod tests {
     use super::*;
     use crate::domain::{RequestKey, SaleId};
 
-    const SOLD_OUT: Verdict = Verdict::Reject { reason: Reason::SoldOut, keyless: false };
-    const ALREADY: Verdict = Verdict::Reject { reason: Reason::AlreadyPurchased, keyless: false };
-    const ALREADY_KEYLESS: Verdict = Verdict::Reject { reason: Reason::AlreadyPurchased, keyless: true };
-    const SUPERSEDED: Verdict = Verdict::Reject { reason: Reason::Superseded, keyless: false };
+    const SOLD_OUT: Verdict = Verdict::Reject { reason: Rejection::SoldOut, keyless: false };
+    const ALREADY: Verdict = Verdict::Reject { reason: Rejection::AlreadyPurchased, keyless: false };
+    const ALREADY_KEYLESS: Verdict = Verdict::Reject { reason: Rejection::AlreadyPurchased, keyless: true };
+    const SUPERSEDED: Verdict = Verdict::Reject { reason: Rejection::Superseded, keyless: false };
 
     fn message(number: u64, user: &str, quantity: u32, generation: i64, key: Option<&str>) -> OrderMessage {
         let sale = SaleId::new(1).expect("a sale id");
@@ -224,13 +224,13 @@ mod tests {
                         left -= quantity;
                     }
                     // Only if it truly did not fit into what was left at its turn.
-                    Verdict::Reject { reason: Reason::SoldOut, .. } => prop_assert!(quantity > left),
+                    Verdict::Reject { reason: Rejection::SoldOut, .. } => prop_assert!(quantity > left),
                     _ => {}
                 }
                 // No two rows that the unique index on request keys would refuse.
                 let unindexed = matches!(
                     verdict,
-                    Verdict::Reject { keyless: true, .. } | Verdict::Reject { reason: Reason::Superseded, .. }
+                    Verdict::Reject { keyless: true, .. } | Verdict::Reject { reason: Rejection::Superseded, .. }
                 );
                 if let (Some(request), false) = (&message.request, unindexed) {
                     prop_assert!(!fact.key_taken && keys.insert((&message.user, &request.key)));

@@ -20,7 +20,7 @@ use super::error::sqlstate;
 use super::look::{Stand, look, presume};
 use super::transaction::to_the_end;
 use super::{Error, Ledger, silent};
-use crate::domain::{OrderMessage, OrderStatus, Reason, SaleId};
+use crate::domain::{OrderMessage, OrderStatus, Rejection, SaleId};
 
 /// Races that a batch may lose before it takes the lock that nobody can win against.
 const RACES: usize = 3;
@@ -64,9 +64,9 @@ impl Recorded {
             let count = match verdict {
                 Verdict::Create => &mut recorded.created,
                 Verdict::Skip => &mut recorded.skipped,
-                Verdict::Reject { reason: Reason::SoldOut, .. } => &mut recorded.sold_out,
-                Verdict::Reject { reason: Reason::AlreadyPurchased, .. } => &mut recorded.already_purchased,
-                Verdict::Reject { reason: Reason::Superseded, .. } => &mut recorded.superseded,
+                Verdict::Reject { reason: Rejection::SoldOut, .. } => &mut recorded.sold_out,
+                Verdict::Reject { reason: Rejection::AlreadyPurchased, .. } => &mut recorded.already_purchased,
+                Verdict::Reject { reason: Rejection::Superseded, .. } => &mut recorded.superseded,
             };
             *count += 1;
         }
@@ -321,7 +321,7 @@ impl<'a> Due<'a> {
             due.users.push(message.user.as_str());
             due.quantities.push(message.quantity.cast_signed());
             due.statuses.push(status.as_str());
-            due.reasons.push(reason.map(Reason::as_str));
+            due.reasons.push(reason.map(Rejection::as_str));
             due.generations.push(message.generation);
             due.keys.push(request.map(|request| &*request.key));
             due.fingerprints.push(request.map(|request| &*request.fingerprint));

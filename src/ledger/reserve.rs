@@ -18,7 +18,7 @@ use super::error::sqlstate;
 use super::rows::{count, optional_word, word};
 use super::transaction::to_the_end;
 use super::{Error, Ledger};
-use crate::domain::{Accepted, OrderId, OrderStatus, Purchase, Reason, Refusal, SaleId, SaleState};
+use crate::domain::{Accepted, OrderId, OrderStatus, Purchase, Refusal, Rejection, SaleId, SaleState};
 
 /// Attempts under that lock.
 const LOCKED_ATTEMPTS: usize = 3;
@@ -234,7 +234,7 @@ struct Found {
     order: OrderId,
     quantity: u32,
     status: OrderStatus,
-    reason: Option<Reason>,
+    reason: Option<Rejection>,
     fingerprint: Option<String>,
 }
 

@@ -6,14 +6,14 @@ use sqlx::Row;
 
 use super::rows::word;
 use super::{Error, Ledger, StockRow, to_the_end};
-use crate::domain::{OrderId, OrderStatus, Pool, Reason, SaleId, UserId};
+use crate::domain::{OrderId, OrderStatus, Pool, Rejection, SaleId, UserId};
 use crate::lock::Fence;
 
 /// Where an order stands, as far as its claim is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     pub status: OrderStatus,
-    pub reason: Option<Reason>,
+    pub reason: Option<Rejection>,
     pub pool: Pool,
 }
 

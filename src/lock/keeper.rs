@@ -105,7 +105,7 @@ async fn run(
 async fn serve(mut request: Request, mut redis: ConnectionManager, metrics: Metrics, closing: CancellationToken) {
     let tried = attempt(&mut request, &mut redis, &closing).await;
     let Request { acquisition, max_hold, answer, .. } = request;
-    let doubtful = match tried {
+    let unconfirmed = match tried {
         Ok((token, lease)) => {
             let max_hold_at = lease.sent() + max_hold;
             let (hold, held) =
@@ -116,12 +116,12 @@ async fn serve(mut request: Request, mut redis: ConnectionManager, metrics: Metr
                 Err(_) => true,
             }
         }
-        Err(Failed { error, doubtful }) => {
+        Err(Failed { error, unconfirmed }) => {
             let _ = answer.send(Err(error));
-            doubtful
+            unconfirmed
         }
     };
-    if doubtful {
+    if unconfirmed {
         give_up(&acquisition, &mut redis).await;
     }
 }
@@ -129,7 +129,7 @@ async fn serve(mut request: Request, mut redis: ConnectionManager, metrics: Metr
 struct Failed {
     error: AcquireError,
     /// The lock may be held in our name, or come to be.
-    doubtful: bool,
+    unconfirmed: bool,
 }
 
 /// Tries until the lock is had or the time is up. Every try carries the same id, so that a try after a lost answer
@@ -142,7 +142,7 @@ async fn attempt(
     let Request { acquisition, floor, wait_at_most, answer, .. } = request;
     let until = Instant::now() + *wait_at_most;
     let mut backoff = Backoff::waiting();
-    let mut doubtful = false;
+    let mut unconfirmed = false;
     loop {
         let sent = Moment::now();
         let answered = timeout(call_timeout(acquisition.ttl), acquisition.take(*floor, redis)).await;
@@ -150,25 +150,25 @@ async fn attempt(
             Ok(Ok((AcquireCode::Taken | AcquireCode::Mine, token))) => {
                 let lease = Lease::new(sent, acquisition.ttl);
                 if lease.has_ended(Moment::now()) {
-                    return Err(Failed { error: Unavailable::TooLate.into(), doubtful: true });
+                    return Err(Failed { error: Unavailable::TooLate.into(), unconfirmed: true });
                 }
                 return Ok((token, lease));
             }
             Ok(Ok((AcquireCode::Busy, ttl))) => {
                 AcquireError::Busy { retry_after: Duration::from_millis(ttl.try_into().unwrap_or(0)) }
             }
-            Ok(Ok((AcquireCode::Gone, _))) => return Err(Failed { error: Unavailable::TooLate.into(), doubtful }),
+            Ok(Ok((AcquireCode::Gone, _))) => return Err(Failed { error: Unavailable::TooLate.into(), unconfirmed }),
             Ok(Err(error)) => {
-                doubtful |= !error.is_connection_refusal();
+                unconfirmed |= !error.is_connection_refusal();
                 let final_word = !may_pass(&error);
                 let error = Unavailable::Redis(error).into();
                 if final_word {
-                    return Err(Failed { error, doubtful });
+                    return Err(Failed { error, unconfirmed });
                 }
                 error
             }
             Err(_) => {
-                doubtful = true;
+                unconfirmed = true;
                 Unavailable::NoAnswer.into()
             }
         };
@@ -176,7 +176,7 @@ async fn attempt(
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let waited = matches!(error, AcquireError::Busy { .. }) && !wait_at_most.is_zero();
-            return Err(Failed { error: if waited { AcquireError::TimedOut } else { error }, doubtful });
+            return Err(Failed { error: if waited { AcquireError::TimedOut } else { error }, unconfirmed });
         }
         let mut pause = backoff.pause(rand::random()).min(left);
         if let AcquireError::Busy { retry_after } = error {
@@ -185,8 +185,8 @@ async fn attempt(
         }
         tokio::select! {
             () = sleep(pause) => {}
-            () = answer.closed() => return Err(Failed { error: AcquireError::TimedOut, doubtful }),
-            () = closing.cancelled() => return Err(Failed { error: Unavailable::Closed.into(), doubtful }),
+            () = answer.closed() => return Err(Failed { error: AcquireError::TimedOut, unconfirmed }),
+            () = closing.cancelled() => return Err(Failed { error: Unavailable::Closed.into(), unconfirmed }),
         }
     }
 }

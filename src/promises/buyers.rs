@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::stock::live;
 use super::{AnswerFact, Judged, OrderFact, Snapshot, judge, not_checked, unsettled};
-use crate::domain::{OrderId, OrderStatus, Reason, UserId};
+use crate::domain::{OrderId, OrderStatus, Rejection, UserId};
 
 pub(super) fn one_per_user(snapshot: &Snapshot) -> Judged {
     let most = snapshot.ledger.max_quantity;
@@ -54,7 +54,7 @@ pub(super) fn honoured(snapshot: &Snapshot) -> Judged {
     };
     let faults: Vec<_> = dishonoured(snapshot)
         .map(|order| {
-            let reason = order.reason.map_or("no reason", Reason::as_str);
+            let reason = order.reason.map_or("no reason", Rejection::as_str);
             format!("order {} of user {} was accepted, then rejected: {reason}", order.id, order.user)
         })
         .collect();
@@ -74,7 +74,7 @@ pub(super) fn dishonoured<'a>(snapshot: &'a Snapshot) -> impl Iterator<Item = &'
         .map(|order| &order.user)
         .collect();
     snapshot.ledger.orders.iter().filter(move |order| {
-        let excused = order.reason == Some(Reason::AlreadyPurchased) && holders.contains(&order.user);
+        let excused = order.reason == Some(Rejection::AlreadyPurchased) && holders.contains(&order.user);
         order.status == OrderStatus::Rejected && accepted.contains(&order.id) && !excused
     })
 }

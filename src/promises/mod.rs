@@ -33,18 +33,18 @@ pub const NAMES: [&str; 10] = [
 
 /// Whether a promise is kept. In JSON: `true`, `false`, or `null` when it could not be checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum CheckResult {
     Holds,
     Broken,
-    NotChecked,
+    Unknown,
 }
 
-impl Serialize for Standing {
+impl Serialize for CheckResult {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let holds = match self {
             Self::Holds => Some(true),
             Self::Broken => Some(false),
-            Self::NotChecked => None,
+            Self::Unknown => None,
         };
         holds.serialize(serializer)
     }
@@ -55,7 +55,7 @@ impl Serialize for Standing {
 pub struct Finding {
     /// One of [`NAMES`].
     pub name: &'static str,
-    pub holds: Standing,
+    pub holds: CheckResult,
     /// The figures behind it, in words.
     pub detail: String,
 }
@@ -106,23 +106,23 @@ pub fn shortfalls(snapshot: &Snapshot) -> Shortfalls {
 }
 
 /// The outcome of one check, before it gets its name.
-type Judged = (Standing, String);
+type Judged = (CheckResult, String);
 
 /// Kept unless there are faults; then the first of them stand for all.
 fn judge(faults: &[String], figures: String) -> Judged {
     const SHOWN: usize = 3;
     if faults.is_empty() {
-        return (Standing::Holds, figures);
+        return (CheckResult::Holds, figures);
     }
     let mut detail = faults.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
     if let Some(more) = faults.len().checked_sub(SHOWN).filter(|more| *more > 0) {
         detail.push_str(&format!("; and {more} more"));
     }
-    (Standing::Broken, detail)
+    (CheckResult::Broken, detail)
 }
 
 fn not_checked(why: impl Into<String>) -> Judged {
-    (Standing::NotChecked, why.into())
+    (CheckResult::Unknown, why.into())
 }
 
 /// Why a promise about the settled state cannot be judged now, if so.

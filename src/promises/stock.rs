@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{ClaimFact, Judged, LedgerView, OrderFact, RedisView, Snapshot, judge, not_checked, unsettled};
-use crate::domain::{OrderId, OrderStatus, Pool, Reason, UserId};
+use crate::domain::{OrderId, OrderStatus, Pool, Rejection, UserId};
 
 pub(super) fn no_oversell(snapshot: &Snapshot) -> Judged {
     let ledger = &snapshot.ledger;
@@ -88,7 +88,7 @@ pub(super) fn covered(snapshot: &Snapshot) -> Judged {
     let rejected = ledger
         .orders
         .iter()
-        .filter(|order| order.status == OrderStatus::Rejected && order.reason != Some(Reason::AlreadyPurchased));
+        .filter(|order| order.status == OrderStatus::Rejected && order.reason != Some(Rejection::AlreadyPurchased));
     for order in rejected.filter(|order| claimed.contains(&order.id)) {
         faults.push(format!("rejected order {} has a claim", order.id));
     }

@@ -1,7 +1,7 @@
 //! One healthy sale keeps every promise; each promise is broken alone by the smallest change that breaks it.
 
 use super::*;
-use crate::domain::{OrderId, OrderStatus, Pool, Reason, SaleId, UserId};
+use crate::domain::{OrderId, OrderStatus, Pool, Rejection, SaleId, UserId};
 
 fn sale() -> SaleId {
     SaleId::new(7).expect("a sale id")
@@ -16,7 +16,7 @@ fn id(n: u64) -> OrderId {
 }
 
 fn order(n: u64, quantity: u32, pool: Pool, status: OrderStatus) -> OrderFact {
-    let reason = (status == OrderStatus::Rejected).then_some(Reason::AlreadyPurchased);
+    let reason = (status == OrderStatus::Rejected).then_some(Rejection::AlreadyPurchased);
     OrderFact { id: id(n), user: user(n), quantity, status, reason, pool, generation: 1 }
 }
 
@@ -68,7 +68,7 @@ fn healthy() -> (Snapshot<'static>, ClientView) {
     (Snapshot { ledger, redis: Some(redis), flow, client: None, demand_reached_stock: Some(true) }, client)
 }
 
-fn standings(snapshot: &Snapshot) -> Vec<(&'static str, Standing)> {
+fn standings(snapshot: &Snapshot) -> Vec<(&'static str, CheckResult)> {
     check(snapshot).into_iter().map(|finding| (finding.name, finding.holds)).collect()
 }
 
@@ -77,7 +77,7 @@ fn broken_by(change: impl FnOnce(&mut Snapshot, &mut ClientView)) -> Vec<&'stati
     let (mut snapshot, mut client) = healthy();
     change(&mut snapshot, &mut client);
     snapshot.client = Some(&client);
-    let broken = |(name, standing)| (standing == Standing::Broken).then_some(name);
+    let broken = |(name, standing)| (standing == CheckResult::Broken).then_some(name);
     standings(&snapshot).into_iter().filter_map(broken).collect()
 }
 
@@ -90,7 +90,7 @@ fn a_healthy_sale_keeps_every_promise() {
     let (mut snapshot, client) = healthy();
     snapshot.client = Some(&client);
     for finding in check(&snapshot) {
-        assert_eq!(finding.holds, Standing::Holds, "{finding:?}");
+        assert_eq!(finding.holds, CheckResult::Holds, "{finding:?}");
     }
     assert_eq!(shortfalls(&snapshot), Shortfalls::default());
 }
@@ -155,7 +155,7 @@ fn an_order_that_its_buyer_cannot_read_breaks_nothing_lost() {
 
 #[test]
 fn an_accepted_order_that_was_rejected_breaks_honoured() {
-    for reason in [Reason::SoldOut, Reason::Superseded] {
+    for reason in [Rejection::SoldOut, Rejection::Superseded] {
         assert_eq!(broken_by(|snapshot, _| snapshot.ledger.orders[5].reason = Some(reason)), ["honoured"]);
     }
     // `already_purchased` excuses only while the buyer got another order.
@@ -200,7 +200,7 @@ fn a_live_order_without_a_claim_breaks_covered() {
 #[test]
 fn a_rejected_order_with_a_claim_breaks_covered() {
     let broken = broken_by(|snapshot, client| {
-        snapshot.ledger.orders[5].reason = Some(Reason::SoldOut);
+        snapshot.ledger.orders[5].reason = Some(Rejection::SoldOut);
         redis(snapshot).claims.push(ClaimFact { user: user(4), order: id(6), quantity: 1 });
         redis(snapshot).total = 7;
         client.answers.pop();
@@ -255,7 +255,7 @@ fn what_cannot_be_seen_is_not_taken_for_kept() {
     snapshot.flow = None;
     let unchecked: Vec<_> = standings(&snapshot)
         .into_iter()
-        .filter(|(_, holds)| *holds == Standing::NotChecked)
+        .filter(|(_, holds)| *holds == CheckResult::Unknown)
         .map(|(name, _)| name)
         .collect();
     assert_eq!(unchecked, ["no_undersell", "nothing_lost", "honoured", "redis_conserved", "covered", "agreement"]);
@@ -276,7 +276,9 @@ fn a_redis_of_another_generation_or_in_the_middle_of_a_rebuild_is_not_judged() {
 #[test]
 fn a_finding_in_json_says_true_false_or_null() {
     let finding = |holds| Finding { name: "covered", holds, detail: String::new() };
-    for (standing, json) in [(Standing::Holds, "true"), (Standing::Broken, "false"), (Standing::NotChecked, "null")] {
+    for (standing, json) in
+        [(CheckResult::Holds, "true"), (CheckResult::Broken, "false"), (CheckResult::Unknown, "null")]
+    {
         let text = serde_json::to_string(&finding(standing)).expect("JSON");
         assert_eq!(text, format!(r#"{{"name":"covered","holds":{json},"detail":""}}"#));
     }

@@ -1,6 +1,6 @@
 //! What a check looks at: the ledger, Redis, and what the buyers were told.
 
-use crate::domain::{OrderId, OrderStatus, Pool, Reason, SaleId, UserId};
+use crate::domain::{OrderId, OrderStatus, Pool, Rejection, SaleId, UserId};
 
 /// One sale as the ledger holds it, read in one transaction.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct OrderFact {
     pub user: UserId,
     pub quantity: u32,
     pub status: OrderStatus,
-    pub reason: Option<Reason>,
+    pub reason: Option<Rejection>,
     pub pool: Pool,
     pub generation: i64,
 }

@@ -3,12 +3,12 @@
 use super::{Auditor, Error};
 use crate::domain::{OrderMessage, SaleId};
 use crate::outbox::{Letter, Parcel, message};
-use crate::stock::Held;
+use crate::stock::ClaimRecord;
 use crate::stock::script::ReleaseCode;
 
 impl Auditor {
     /// Releases claims by order id, which frees nothing that the buyer has bought since.
-    pub(super) async fn release(&self, sale: SaleId, claims: &[Held]) -> Result<u64, Error> {
+    pub(super) async fn release(&self, sale: SaleId, claims: &[ClaimRecord]) -> Result<u64, Error> {
         let mut released = 0;
         for held in claims {
             match self.stock.release(sale, &held.user, held.order).await? {
@@ -23,7 +23,7 @@ impl Auditor {
     }
 
     /// Publishes accepted orders again at the generation that accepted them. The ledger takes each once.
-    pub(super) async fn republish(&self, sale: SaleId, generation: i64, claims: &[Held]) -> Result<u64, Error> {
+    pub(super) async fn republish(&self, sale: SaleId, generation: i64, claims: &[ClaimRecord]) -> Result<u64, Error> {
         if claims.is_empty() {
             return Ok(0);
         }

@@ -8,7 +8,7 @@ use time::OffsetDateTime;
 use super::{Auditor, Error, Figures, Job};
 use crate::domain::{OrderId, Sale, SaleState};
 use crate::ledger::StockRow;
-use crate::stock::Held;
+use crate::stock::ClaimRecord;
 
 /// Why a sale has to be rebuilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +40,9 @@ pub struct Inspection {
     /// Unpaid orders beyond their time.
     pub overdue: u64,
     /// Claims, older than the grace, without a row.
-    pub orphans: Vec<Held>,
+    pub orphans: Vec<ClaimRecord>,
     /// Claims of orders that hold nothing (any more), or nothing of Redis.
-    pub closed: Vec<Held>,
+    pub closed: Vec<ClaimRecord>,
     /// Redis knows of fewer units than the ledger has given to it.
     pub short_total: bool,
     /// The reserve is of no more use where it is.
@@ -88,11 +88,11 @@ impl Auditor {
         found.overdue = self.ledger.overdue(sale.id, self.settings.max_repairs).await?;
         match self.stock.probe(sale.id).await? {
             None => found.rebuild = Some(Reason::Cold),
-            Some(news) if news.epoch.generation != row.generation => found.rebuild = Some(Reason::Generation),
-            Some(news) => {
-                found.generation = news.epoch.generation;
+            Some(update) if update.version.generation != row.generation => found.rebuild = Some(Reason::Generation),
+            Some(update) => {
+                found.generation = update.version.generation;
                 found.turns.selling = true;
-                found.idle_reserve = row.reserve > 0 && (news.remaining == 0 || self.is_near_the_end(sale));
+                found.idle_reserve = row.reserve > 0 && (update.remaining == 0 || self.is_near_the_end(sale));
                 self.inspect_holdings(sale, row, deep, &mut found).await?;
             }
         }

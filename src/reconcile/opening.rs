@@ -73,7 +73,7 @@ async fn put_on_sale(
     let seen = stock.fence(id).await?;
     // Not in the transaction: a token must never be given out twice, whatever becomes of its first holder.
     let token = ledger.fence_token(&format!("sale:{id}"), "opening", seen).await?;
-    let Frozen::Yes { home, generation } = stock.freeze(id, token).await? else {
+    let Frozen::Yes { run_id, generation } = stock.freeze(id, token).await? else {
         return Err(Error::Overtaken);
     };
     let sold = has_sold(stock, id).await?;
@@ -86,7 +86,7 @@ async fn put_on_sale(
     }
     let on_sale = OnSale { generation: raised.generation, total: raised.total, remaining: raised.available };
     let open = Sale { state: SaleState::Open, ..draft };
-    match stock.warm(&open, token, &home, &on_sale, WarmPart::FRESH).await? {
+    match stock.warm(&open, token, &run_id, &on_sale, WarmPart::FRESH).await? {
         WarmCode::Warmed => {
             tracing::info!(sale = %id, generation = on_sale.generation, units = on_sale.remaining, "on sale");
             Ok(Opened::OnSale)

@@ -16,7 +16,7 @@ use crate::domain::{OrderId, Sale, SaleId, UserId};
 use crate::ledger::Warm;
 use crate::lock::Fence;
 use crate::stock::script::WarmCode;
-use crate::stock::{Frozen, Home, OnSale, WarmPart};
+use crate::stock::{Frozen, OnSale, RunId, WarmPart};
 
 /// How often a condition is looked at that others bring about; a tenth as often when it takes long.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -106,7 +106,7 @@ impl Auditor {
         seat: &mut Seat<'_>,
     ) -> Result<Option<Rebuilt>, Error> {
         let mut progress = Progress { sale: sale.id, steps: Steps::begin(), seat };
-        let Frozen::Yes { home, generation } = self.stock.freeze(sale.id, fence.token()).await? else {
+        let Frozen::Yes { run_id, generation } = self.stock.freeze(sale.id, fence.token()).await? else {
             return Err(Error::Overtaken);
         };
         progress.steps.done("frozen");
@@ -114,7 +114,7 @@ impl Auditor {
             tracing::warn!(sale = %sale.id, generation, "the ledger was older than Redis and goes on from there: was it restored?");
             return Ok(None);
         }
-        self.until_relays_have_flushed(&home, &mut progress).await?;
+        self.until_relays_have_flushed(&run_id, &mut progress).await?;
         progress.steps.done("relays flushed");
         let held = loop {
             self.until_the_outbox_is_empty(&mut progress).await?;
@@ -129,16 +129,16 @@ impl Auditor {
         };
         let warm = self.ledger.open_generation(sale.id, generation, Some(fence)).await?;
         progress.steps.done("generation raised");
-        self.warm(fence, &home, &warm).await?;
+        self.warm(fence, &run_id, &warm).await?;
         progress.steps.done("warmed");
         let forgotten = warm.claims.iter().filter(|claim| !held.contains(&claim.order)).count();
         Ok(Some(Rebuilt { generation: warm.generation, live: warm.claims.len(), forgotten, steps: progress.steps }))
     }
 
     /// Orders that only a relay's memory holds are in Kafka afterwards.
-    async fn until_relays_have_flushed(&self, home: &Home, progress: &mut Progress<'_, '_>) -> Result<(), Error> {
+    async fn until_relays_have_flushed(&self, run_id: &RunId, progress: &mut Progress<'_, '_>) -> Result<(), Error> {
         let stale = Duration::from_millis(self.settings.relay_stale_ms);
-        while heartbeat::unflushed(self.ledger.pool(), home.as_str(), stale).await? > 0 {
+        while heartbeat::unflushed(self.ledger.pool(), run_id.as_str(), stale).await? > 0 {
             progress.wait_for("a relay that has yet to publish what it holds", LOOK_EVERY).await;
         }
         Ok(())
@@ -178,7 +178,7 @@ impl Auditor {
         Ok((orders.into_iter().collect(), published))
     }
 
-    async fn warm(&self, fence: &Fence, home: &Home, warm: &Warm) -> Result<(), Error> {
+    async fn warm(&self, fence: &Fence, run_id: &RunId, warm: &Warm) -> Result<(), Error> {
         let on_sale = OnSale { generation: warm.generation, total: warm.total, remaining: warm.available };
         let claims: Vec<(UserId, String)> = warm
             .claims
@@ -198,7 +198,7 @@ impl Auditor {
                 claims: slice(&claims, part),
                 requests: slice(&requests, part),
             };
-            match self.stock.warm(&warm.sale, fence.token(), home, &on_sale, part).await? {
+            match self.stock.warm(&warm.sale, fence.token(), run_id, &on_sale, part).await? {
                 WarmCode::Warmed => {}
                 WarmCode::Refused => return Err(Error::Overtaken),
             }

@@ -1,19 +1,19 @@
-//! The flag of one sale and the order in which news moves it.
+//! The flag of one sale, and the order in which updates move it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::domain::{Epoch, StockNews};
+use crate::domain::{StockUpdate, StockVersion};
 
 /// Stands for a number of units that nobody has told. No sale has so many.
 const UNKNOWN: u32 = u32::MAX;
 
-/// Whether one sale is known to have nothing left, and since which epoch.
+/// Whether one sale is known to have nothing left, and as of which version.
 #[derive(Debug)]
 pub struct Flag {
     raised: AtomicBool,
     remaining: AtomicU32,
-    newest: Mutex<Epoch>,
+    newest: Mutex<StockVersion>,
 }
 
 impl Default for Flag {
@@ -23,33 +23,33 @@ impl Default for Flag {
 }
 
 impl Flag {
-    /// True if, by the newest news, no unit is left.
+    /// True if, by the newest update, no unit is left.
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// Units left by the newest news; may lag by a second. `None` while nobody knows: before the first news, after
+    /// Units left as of the newest update; may lag by a second. `None` while nobody knows: before the first update, after
     /// units came back, and while Redis cannot sell.
     pub fn remaining(&self) -> Option<u32> {
         Some(self.remaining.load(Ordering::Relaxed)).filter(|units| *units != UNKNOWN)
     }
 
-    /// Takes in the news of an answer. Within one epoch units only go away, so there the flag only rises; a newer
-    /// epoch decides anew; an older one is a late answer and says nothing.
-    pub fn observe(&self, news: StockNews) {
-        self.take(&mut self.newest(), news);
+    /// Applies the update that came with an answer. Within one version units only go away, so there the flag only rises; a
+    /// newer version decides again; an older one is a late answer and changes nothing.
+    pub fn observe(&self, update: StockUpdate) {
+        self.apply(&mut self.newest(), update);
     }
 
-    /// Takes in a probe. One that found units lowers the flag whatever its epoch: a Redis that came back with an older
-    /// state has units that no later news would ever bring up. Where another answer overtook the probe this is wrong,
-    /// for one purchase: its answer raises the flag again.
-    pub fn probed(&self, news: Option<StockNews>) {
+    /// Applies a probe. A probe that found units lowers the flag whatever its version: a Redis that came back with an older
+    /// state has units that no later update would ever show. Where another answer overtook the probe this is wrong, for
+    /// one purchase: its answer raises the flag again.
+    pub fn on_probe(&self, update: Option<StockUpdate>) {
         let mut newest = self.newest();
-        match news {
-            Some(news) => {
-                self.take(&mut newest, news);
-                if news.remaining > 0 {
-                    self.set(false, news.remaining);
+        match update {
+            Some(update) => {
+                self.apply(&mut newest, update);
+                if update.remaining > 0 {
+                    self.set(false, update.remaining);
                 }
             }
             // Sold out is a fact about stock; a Redis that cannot sell is a fault. Let the buyers meet the fault.
@@ -57,27 +57,27 @@ impl Flag {
         }
     }
 
-    /// Takes in word that units came back at `epoch`, without saying how many.
-    pub fn freed(&self, epoch: Epoch) {
+    /// Applies the message that units came back at `version`. It does not say how many.
+    pub fn on_restock(&self, version: StockVersion) {
         let mut newest = self.newest();
-        if epoch > *newest {
-            *newest = epoch;
+        if version > *newest {
+            *newest = version;
             self.set(false, UNKNOWN);
         }
     }
 
-    fn take(&self, newest: &mut Epoch, news: StockNews) {
-        if news.epoch < *newest {
+    fn apply(&self, newest: &mut StockVersion, update: StockUpdate) {
+        if update.version < *newest {
             return;
         }
-        let same_epoch = news.epoch == *newest;
-        *newest = news.epoch;
-        if same_epoch {
+        let same_version = update.version == *newest;
+        *newest = update.version;
+        if same_version {
             // What is unknown is larger than any number.
-            let least = news.remaining.min(self.remaining.load(Ordering::Relaxed));
-            self.set(news.remaining == 0 || self.is_raised(), least);
+            let least = update.remaining.min(self.remaining.load(Ordering::Relaxed));
+            self.set(update.remaining == 0 || self.is_raised(), least);
         } else {
-            self.set(news.remaining == 0, news.remaining);
+            self.set(update.remaining == 0, update.remaining);
         }
     }
 
@@ -87,7 +87,7 @@ impl Flag {
         self.raised.store(raised, Ordering::Relaxed);
     }
 
-    fn newest(&self) -> MutexGuard<'_, Epoch> {
+    fn newest(&self) -> MutexGuard<'_, StockVersion> {
         self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -96,86 +96,86 @@ impl Flag {
 mod tests {
     use super::*;
 
-    fn news(generation: i64, number: i64, remaining: u32) -> StockNews {
-        StockNews { epoch: Epoch::new(generation, number), remaining }
+    fn update(generation: i64, epoch: i64, remaining: u32) -> StockUpdate {
+        StockUpdate { version: StockVersion::new(generation, epoch), remaining }
     }
 
     #[test]
     fn only_an_answer_with_nothing_left_raises_it() {
         let flag = Flag::default();
-        flag.observe(news(1, 0, 1));
+        flag.observe(update(1, 0, 1));
         assert!(!flag.is_raised());
-        flag.observe(news(1, 0, 0));
+        flag.observe(update(1, 0, 0));
         assert!(flag.is_raised());
     }
 
     #[test]
     fn a_late_answer_of_the_same_epoch_does_not_lower_it() {
         let flag = Flag::default();
-        flag.observe(news(1, 0, 0));
-        flag.observe(news(1, 0, 3));
+        flag.observe(update(1, 0, 0));
+        flag.observe(update(1, 0, 3));
         assert!(flag.is_raised());
     }
 
     #[test]
     fn a_late_sold_out_does_not_hide_units_that_came_back() {
         let flag = Flag::default();
-        flag.observe(news(1, 0, 0));
-        flag.freed(Epoch::new(1, 1));
-        flag.observe(news(1, 0, 0));
+        flag.observe(update(1, 0, 0));
+        flag.on_restock(StockVersion::new(1, 1));
+        flag.observe(update(1, 0, 0));
         assert!(!flag.is_raised());
     }
 
     #[test]
-    fn late_word_of_freed_units_does_not_lower_it_once_they_are_sold() {
+    fn a_late_restock_message_does_not_lower_it_once_the_units_are_sold() {
         let flag = Flag::default();
-        flag.observe(news(1, 2, 0));
-        flag.freed(Epoch::new(1, 1));
-        flag.freed(Epoch::new(1, 2));
+        flag.observe(update(1, 2, 0));
+        flag.on_restock(StockVersion::new(1, 1));
+        flag.on_restock(StockVersion::new(1, 2));
         assert!(flag.is_raised());
-        flag.freed(Epoch::new(1, 3));
+        flag.on_restock(StockVersion::new(1, 3));
         assert!(!flag.is_raised());
     }
 
     #[test]
-    fn a_rebuild_outranks_every_epoch_of_the_life_before() {
+    fn a_rebuild_outranks_every_epoch_of_the_generation_before() {
         let flag = Flag::default();
-        flag.observe(news(1, 7, 0));
-        flag.observe(news(2, 0, 5));
+        flag.observe(update(1, 7, 0));
+        flag.observe(update(2, 0, 5));
         assert!(!flag.is_raised());
-        flag.observe(news(1, 7, 0));
-        assert!(!flag.is_raised(), "the old life must not raise it again");
-        flag.observe(news(2, 0, 0));
+        flag.observe(update(1, 7, 0));
+        assert!(!flag.is_raised(), "the old generation must not raise it again");
+        flag.observe(update(2, 0, 0));
         assert!(flag.is_raised());
     }
 
     #[test]
     fn what_nobody_has_told_is_unknown_and_never_a_number() {
         let flag = Flag::default();
-        assert_eq!(flag.remaining(), None, "before the first news");
-        flag.observe(news(1, 0, 4));
-        flag.observe(news(1, 0, 6));
+        assert_eq!(flag.remaining(), None, "before the first update");
+        flag.observe(update(1, 0, 4));
+        flag.observe(update(1, 0, 6));
         assert_eq!(flag.remaining(), Some(4), "the later one of two answers is the smaller one");
-        flag.observe(news(1, 0, 0));
-        flag.freed(Epoch::new(1, 1));
+        flag.observe(update(1, 0, 0));
+        flag.on_restock(StockVersion::new(1, 1));
         assert_eq!(flag.remaining(), None, "units came back, nobody said how many");
-        flag.probed(Some(news(1, 1, 2)));
+        flag.on_probe(Some(update(1, 1, 2)));
         assert_eq!(flag.remaining(), Some(2));
-        flag.probed(None);
+        flag.on_probe(None);
         assert_eq!(flag.remaining(), None, "a Redis that cannot sell has no number");
-        flag.observe(news(1, 1, 0));
-        flag.probed(Some(news(1, 1, 3)));
+        flag.observe(update(1, 1, 0));
+        flag.on_probe(Some(update(1, 1, 3)));
         assert_eq!((flag.is_raised(), flag.remaining()), (false, Some(3)), "lowered, and not with nothing left");
     }
 
     #[test]
     fn a_probe_that_finds_units_or_a_fault_lowers_it() {
         let flag = Flag::default();
-        flag.observe(news(1, 0, 0));
-        flag.probed(None);
+        flag.observe(update(1, 0, 0));
+        flag.on_probe(None);
         assert!(!flag.is_raised());
-        flag.observe(news(1, 0, 0));
-        flag.probed(Some(news(1, 1, 2)));
+        flag.observe(update(1, 0, 0));
+        flag.on_probe(Some(update(1, 1, 2)));
         assert!(!flag.is_raised());
     }
 }

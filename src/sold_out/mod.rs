@@ -2,12 +2,12 @@
 //!
 //! In: a sale id, on every purchase. Decided: is it known here that no unit is left? Guaranteed: reading the flag
 //! costs two atomic loads and a look-up, writes nothing that other cores read, and waits for nobody; it is raised only
-//! by an answer with nothing remaining, and news that is older than what is known never moves it; units that come back
+//! by an answer with nothing remaining, and an update that is older than what is known never moves it; units that come back
 //! are seen within a second even if every message is lost.
 
-mod doubtful;
-
 mod flag;
+
+mod unconfirmed;
 
 mod watch;
 
@@ -18,8 +18,8 @@ use arc_swap::ArcSwap;
 
 use crate::domain::SaleId;
 
-pub use doubtful::Doubtful;
 pub use flag::Flag;
+pub use unconfirmed::UnconfirmedBuyers;
 pub use watch::Watch;
 
 /// The flags of all sales on this node.

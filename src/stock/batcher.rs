@@ -6,11 +6,11 @@
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Answer, Contact, MAX_BATCH, Stock};
+use super::{Answer, MAX_BATCH, Reachability, Stock};
 use crate::domain::{Purchase, SaleId};
 
 /// Purchases that may wait for one sale on one node. Beyond it Redis is slower than the demand by seconds, and
-/// an honest "try again" is better than a place in a line that will time out.
+/// an honest "try again" is better than a place in a queue that will time out.
 const MAX_WAITING: usize = 16 * MAX_BATCH;
 
 struct Waiting {
@@ -18,34 +18,34 @@ struct Waiting {
     answer: oneshot::Sender<Answer>,
 }
 
-/// The way into the line of one sale.
+/// The way into the queue of one sale.
 #[derive(Clone)]
 pub(super) struct Batcher {
-    line: mpsc::Sender<Waiting>,
+    queue: mpsc::Sender<Waiting>,
 }
 
 impl Batcher {
     pub(super) fn start(stock: Stock, sale: SaleId, runtime: &Handle) -> Self {
-        let (line, waiting) = mpsc::channel(MAX_WAITING);
+        let (queue, waiting) = mpsc::channel(MAX_WAITING);
         runtime.spawn(run(stock, sale, waiting));
-        Self { line }
+        Self { queue }
     }
 
     pub(super) async fn purchase(&self, purchase: Purchase) -> Answer {
         let order = purchase.order;
         let (answer, answered) = oneshot::channel();
-        match self.line.try_send(Waiting { purchase, answer }) {
+        match self.queue.try_send(Waiting { purchase, answer }) {
             Ok(()) => answered.await.unwrap_or_else(|_| Answer::unknown(order)),
             // Not sent, so certainly not bought.
-            Err(_) => Answer::not_tried(Contact::Crowded),
+            Err(_) => Answer::not_tried(Reachability::QueueFull),
         }
     }
 }
 
-async fn run(stock: Stock, sale: SaleId, mut line: mpsc::Receiver<Waiting>) {
+async fn run(stock: Stock, sale: SaleId, mut queue: mpsc::Receiver<Waiting>) {
     let mut gathered: Vec<Waiting> = Vec::with_capacity(MAX_BATCH);
     let mut failing = false;
-    while line.recv_many(&mut gathered, MAX_BATCH).await > 0 {
+    while queue.recv_many(&mut gathered, MAX_BATCH).await > 0 {
         // A buyer who hung up while waiting wants nothing any more, and nothing was sent: no order that nobody knows of.
         gathered.retain(|waiting| !waiting.answer.is_closed());
         if gathered.is_empty() {
@@ -59,7 +59,8 @@ async fn run(stock: Stock, sale: SaleId, mut line: mpsc::Receiver<Waiting>) {
                 }
                 for (answer, outcome) in answers.into_iter().zip(answered.outcomes) {
                     // A buyer who has gone away is no error: the order stands, and can be asked for.
-                    let _ = answer.send(Answer { outcome, news: answered.news, contact: Contact::Answered });
+                    let _ =
+                        answer.send(Answer { outcome, update: answered.update, reachability: Reachability::Reached });
                 }
             }
             Err(error) => {
@@ -70,8 +71,11 @@ async fn run(stock: Stock, sale: SaleId, mut line: mpsc::Receiver<Waiting>) {
                 }
                 tracing::debug!(%sale, purchases = batch.len(), certain, %error, "no answer");
                 for (answer, purchase) in answers.into_iter().zip(batch) {
-                    let unanswered =
-                        if certain { Answer::not_tried(Contact::Silent) } else { Answer::unknown(purchase.order) };
+                    let unanswered = if certain {
+                        Answer::not_tried(Reachability::Unreachable)
+                    } else {
+                        Answer::unknown(purchase.order)
+                    };
                     let _ = answer.send(unanswered);
                 }
             }

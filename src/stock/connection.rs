@@ -14,7 +14,7 @@ use crate::config;
 ///
 /// The command that meets a broken connection still fails: whether it ran is unknown, so nothing repeats it here.
 #[derive(Clone)]
-pub(super) struct Line(Arc<Shared>);
+pub(super) struct RedisConnection(Arc<Shared>);
 
 struct Shared {
     client: Client,
@@ -22,7 +22,7 @@ struct Shared {
     current: ArcSwap<ConnectionManager>,
 }
 
-impl Line {
+impl RedisConnection {
     pub(super) fn open(settings: &config::Redis) -> Result<Self, RedisError> {
         let client = Client::open(settings.url.expose_secret())?;
         let config = ConnectionManagerConfig::new()
@@ -48,7 +48,7 @@ impl Line {
     }
 }
 
-impl ConnectionLike for Line {
+impl ConnectionLike for RedisConnection {
     fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
         let used = self.0.current.load_full();
         Box::pin(async move {

@@ -13,12 +13,12 @@ pub struct Holdings {
     pub total: u32,
     /// The clock of Redis, milliseconds since the Unix epoch.
     pub now_ms: i64,
-    pub claims: Vec<Held>,
+    pub claims: Vec<ClaimRecord>,
 }
 
 /// A claim.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct ClaimRecord {
     pub user: UserId,
     pub order: OrderId,
     pub quantity: u32,
@@ -59,12 +59,17 @@ impl Stock {
     }
 
     /// These claims as the messages that they were accepted as, to be published again.
-    pub async fn messages(&self, sale: SaleId, generation: i64, claims: &[Held]) -> Result<Vec<OrderMessage>, Error> {
+    pub async fn messages(
+        &self,
+        sale: SaleId,
+        generation: i64,
+        claims: &[ClaimRecord],
+    ) -> Result<Vec<OrderMessage>, Error> {
         let command = redis::cmd("HGETALL").arg(keys::requests(sale)).to_owned();
         let requests: HashMap<String, String> = command.query_async(&mut self.redis.clone()).await?;
         let by_order: HashMap<&str, RequestKey> =
             requests.iter().filter_map(|(name, value)| request(name, value)).collect();
-        let message = |held: &Held| OrderMessage {
+        let message = |held: &ClaimRecord| OrderMessage {
             id: held.order,
             sale,
             user: held.user.clone(),
@@ -83,9 +88,9 @@ impl Stock {
 }
 
 /// `ORDER|UNITS|ACCEPTED_MS`
-fn held(user: &str, claim: &str) -> Option<Held> {
+fn held(user: &str, claim: &str) -> Option<ClaimRecord> {
     let mut parts = claim.split('|');
-    Some(Held {
+    Some(ClaimRecord {
         user: user.parse().ok()?,
         order: parts.next()?.parse().ok()?,
         quantity: parts.next()?.parse().ok()?,

@@ -8,7 +8,7 @@ use crate::domain::SaleId;
 pub const RELAY_GROUP: &str = "relay";
 
 /// Channel on which a sale whose units grew says so: `SALE GENERATION EPOCH`. A hint, never the truth.
-pub const NEWS_CHANNEL: &str = "seckill:v1:news";
+pub const STOCK_UPDATES_CHANNEL: &str = "seckill:v1:news";
 
 /// Hash: generation, home, frozen, fence, state, total, remaining, max_quantity, starts_ms, ends_ms, epoch, revision.
 pub fn sale(id: SaleId) -> String {

@@ -12,7 +12,7 @@ mod holdings;
 
 pub mod keys;
 
-mod operator;
+mod lifecycle;
 
 mod purchase;
 
@@ -25,12 +25,12 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use crate::config;
-use crate::domain::{OrderId, Outcome, Purchase, SaleId, StockNews};
+use crate::domain::{OrderId, Outcome, Purchase, SaleId, StockUpdate};
 use batcher::Batcher;
-use connection::Line;
+use connection::RedisConnection;
 
-pub use holdings::{Held, Holdings};
-pub use operator::{Frozen, Home, OnSale, WarmPart};
+pub use holdings::{ClaimRecord, Holdings};
+pub use lifecycle::{Frozen, OnSale, RunId, WarmPart};
 pub use purchase::{Answers, MAX_BATCH};
 pub use view::Claim;
 
@@ -69,35 +69,35 @@ impl Error {
 pub struct Answer {
     pub outcome: Outcome,
     /// Present when Redis answered and could prove that it may sell.
-    pub news: Option<StockNews>,
-    pub contact: Contact,
+    pub update: Option<StockUpdate>,
+    pub reachability: Reachability,
 }
 
 /// What a purchase tells about Redis itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contact {
+pub enum Reachability {
     /// It answered, whatever it said.
-    Answered,
+    Reached,
     /// It could not be reached, or did not answer in time.
-    Silent,
-    /// It was not asked: too many wait in line.
-    Crowded,
+    Unreachable,
+    /// It was not asked: the queue to it is full.
+    QueueFull,
 }
 
 impl Answer {
     fn unknown(order: OrderId) -> Self {
-        Self { outcome: Outcome::Unknown(order), news: None, contact: Contact::Silent }
+        Self { outcome: Outcome::Unknown(order), update: None, reachability: Reachability::Unreachable }
     }
 
-    fn not_tried(contact: Contact) -> Self {
-        Self { outcome: Outcome::NotTried, news: None, contact }
+    fn not_tried(reachability: Reachability) -> Self {
+        Self { outcome: Outcome::NotTried, update: None, reachability }
     }
 }
 
 /// A handle on the stock of all sales. Cheap to clone; clones share one connection and one batcher per sale.
 #[derive(Clone)]
 pub struct Stock {
-    redis: Line,
+    redis: RedisConnection,
     retention: Duration,
     batchers: Arc<RwLock<HashMap<SaleId, Batcher>>>,
     runtime: tokio::runtime::Handle,
@@ -107,7 +107,7 @@ impl Stock {
     /// Opens the connection. Must be called on the tokio runtime that is to drive the batches.
     pub fn connect(settings: &config::Redis) -> Result<Self, Error> {
         Ok(Self {
-            redis: Line::open(settings)?,
+            redis: RedisConnection::open(settings)?,
             retention: settings.retention(),
             batchers: Arc::default(),
             runtime: tokio::runtime::Handle::current(),

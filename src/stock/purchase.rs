@@ -5,7 +5,7 @@ use time::OffsetDateTime;
 
 use super::script::{PURCHASE, PurchaseCode};
 use super::{Error, Stock, keys};
-use crate::domain::{Accepted, Epoch, OrderId, Outcome, Purchase, Refusal, SaleId, StockNews};
+use crate::domain::{Accepted, OrderId, Outcome, Purchase, Refusal, SaleId, StockUpdate, StockVersion};
 
 /// Most purchases that go into one call: the script holds Redis for the whole of it.
 pub const MAX_BATCH: usize = 256;
@@ -14,7 +14,7 @@ pub const MAX_BATCH: usize = 256;
 #[derive(Clone, Debug)]
 pub struct Answers {
     /// `None`: this Redis cannot prove that it may sell.
-    pub news: Option<StockNews>,
+    pub update: Option<StockUpdate>,
     /// One for each purchase, in order.
     pub outcomes: Vec<Outcome>,
 }
@@ -40,9 +40,9 @@ impl Stock {
         decode(&reply, batch).ok_or_else(|| Error::Reply(format!("purchase: {reply:?}")))
     }
 
-    /// Asks for the news of a sale without buying. `None`: this Redis cannot prove that it may sell.
-    pub async fn probe(&self, sale: SaleId) -> Result<Option<StockNews>, Error> {
-        Ok(self.purchase_batch(sale, &[]).await?.news)
+    /// Reads version and units of a sale without buying. `None`: this Redis cannot prove that it may sell.
+    pub async fn probe(&self, sale: SaleId) -> Result<Option<StockUpdate>, Error> {
+        Ok(self.purchase_batch(sale, &[]).await?.update)
     }
 }
 
@@ -55,13 +55,14 @@ fn decode(reply: &[redis::Value], batch: &[Purchase]) -> Option<Answers> {
     }
     let number = |at: usize| i64::from_redis_value_ref(&reply[at]).ok();
     let selling = number(0)? == 1;
-    let news = StockNews { epoch: Epoch::new(number(1)?, number(2)?), remaining: u32::try_from(number(3)?).ok()? };
+    let update =
+        StockUpdate { version: StockVersion::new(number(1)?, number(2)?), remaining: u32::try_from(number(3)?).ok()? };
     let pairs = reply[HEADER..].chunks_exact(2).zip(batch);
     let outcomes = pairs.map(|(pair, purchase)| {
         let code = PurchaseCode::from_code(i64::from_redis_value_ref(&pair[0]).ok()?)?;
         outcome(code, detail(&pair[1])?, purchase)
     });
-    Some(Answers { news: selling.then_some(news), outcomes: outcomes.collect::<Option<_>>()? })
+    Some(Answers { update: selling.then_some(update), outcomes: outcomes.collect::<Option<_>>()? })
 }
 
 fn detail(value: &redis::Value) -> Option<&str> {

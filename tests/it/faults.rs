@@ -17,7 +17,7 @@ use seckill::app::{Roles, Service};
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{OrderStatus, SaleId};
-use seckill::promises::{Finding, Standing};
+use seckill::promises::{CheckResult, Finding};
 use seckill::shutdown::Stop;
 use tokio::task::JoinSet;
 
@@ -301,5 +301,5 @@ async fn a_flood_of_refusals_writes_no_log_lines() {
     assert!(told.count(409) > 5_000, "{:?}", told.answers);
     assert_eq!(lines(), before, "{}", node.log_tail());
     let findings = scene.settle(sale).await;
-    assert!(findings.iter().all(|finding| finding.holds != Standing::Broken));
+    assert!(findings.iter().all(|finding| finding.holds != CheckResult::Broken));
 }

@@ -18,7 +18,7 @@ mod reconcile;
 
 mod lock;
 
-mod fallback;
+mod purchasing;
 
 mod orders;
 

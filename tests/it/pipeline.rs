@@ -72,7 +72,7 @@ async fn added_stock_lowers_the_flag_of_every_node_and_sells_exactly_that_much_m
     for (node, http) in nodes.iter_mut().enumerate() {
         let http = tokio::sync::Mutex::new(http);
         let token = one.token(&format!("first{node}"));
-        // Within a second: by the news, or by the probe that stands in for it.
+        // Within a second: by the message, or by the probe that stands in for it.
         wait_until("the node sells again", PATIENCE, async || {
             http.lock().await.buy(sale.id, &token, &[]).await.status == 202
         })

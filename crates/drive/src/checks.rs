@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::record::{ClientRecord, FinalState, StopReason};
 use super::verdict::holds_if;
 use seckill::domain::{OrderId, OrderStatus, UserId};
-use seckill::promises::{Finding, LedgerView, Standing};
+use seckill::promises::{CheckResult, Finding, LedgerView};
 
 /// What runs are checked for, in the order in which findings come. Not every run has reason for each.
 pub const NAMES: [&str; 8] = [
@@ -22,11 +22,11 @@ pub const NAMES: [&str; 8] = [
 /// Every order of the crowd was paid, cancelled or expired before patience ended.
 pub fn orders_ended(waiting: FinalState) -> Finding {
     let (holds, detail) = match waiting.end {
-        StopReason::Cancelled => (Standing::NotChecked, "the crowd was sent away".to_owned()),
+        StopReason::Cancelled => (CheckResult::Unknown, "the crowd was sent away".to_owned()),
         StopReason::TimedOut if waiting.unfinished > 0 => {
-            (Standing::Broken, format!("{} orders were neither paid nor closed in time", waiting.unfinished))
+            (CheckResult::Broken, format!("{} orders were neither paid nor closed in time", waiting.unfinished))
         }
-        StopReason::Completed | StopReason::TimedOut => (Standing::Holds, "no order is left unpaid".to_owned()),
+        StopReason::Completed | StopReason::TimedOut => (CheckResult::Holds, "no order is left unpaid".to_owned()),
     };
     Finding { name: "orders_ended", holds, detail }
 }
@@ -36,10 +36,10 @@ pub fn everybody_decided(record: &ClientRecord) -> Finding {
     let gave_up = record.gave_up.len();
     let (holds, detail) = match record.waiting {
         Some(FinalState { end: StopReason::Cancelled, .. }) if gave_up > 0 => {
-            (Standing::NotChecked, format!("{gave_up} buyers were sent away without a decision"))
+            (CheckResult::Unknown, format!("{gave_up} buyers were sent away without a decision"))
         }
-        _ if gave_up > 0 => (Standing::Broken, format!("{gave_up} buyers gave up without a decision")),
-        _ => (Standing::Holds, "every buyer heard a decision".to_owned()),
+        _ if gave_up > 0 => (CheckResult::Broken, format!("{gave_up} buyers gave up without a decision")),
+        _ => (CheckResult::Holds, "every buyer heard a decision".to_owned()),
     };
     Finding { name: "everybody_decided", holds, detail }
 }
@@ -48,7 +48,7 @@ pub fn everybody_decided(record: &ClientRecord) -> Finding {
 pub fn moves_kept(record: &ClientRecord, ledger: Option<&LedgerView>) -> Finding {
     let name = "moves_kept";
     let Some(ledger) = ledger else {
-        return Finding { name, holds: Standing::NotChecked, detail: "the ledger cannot be seen from here".to_owned() };
+        return Finding { name, holds: CheckResult::Unknown, detail: "the ledger cannot be seen from here".to_owned() };
     };
     let rows: HashMap<OrderId, OrderStatus> = ledger.orders.iter().map(|order| (order.id, order.status)).collect();
     let differs = |(order, told): (&OrderId, &OrderStatus)| match rows.get(order) {
@@ -110,7 +110,7 @@ impl Rules {
 pub fn stock_as_delivered(total: Option<i64>, wanted: u32) -> Finding {
     let (holds, detail) = match total {
         Some(total) => (holds_if(total == i64::from(wanted)), format!("{total} units, {wanted} put on sale")),
-        None => (Standing::NotChecked, "the ledger cannot be seen from here".to_owned()),
+        None => (CheckResult::Unknown, "the ledger cannot be seen from here".to_owned()),
     };
     Finding { name: "stock_as_delivered", holds, detail }
 }
@@ -126,7 +126,7 @@ pub fn only_scripts_limited(record: &ClientRecord, honest: u32) -> Finding {
 pub fn blocked_got_nothing(blocked: &HashSet<&UserId>, ledger: Option<&LedgerView>) -> Finding {
     let name = "blocked_got_nothing";
     let Some(ledger) = ledger else {
-        return Finding { name, holds: Standing::NotChecked, detail: "the ledger cannot be seen from here".to_owned() };
+        return Finding { name, holds: CheckResult::Unknown, detail: "the ledger cannot be seen from here".to_owned() };
     };
     let got = ledger.orders.iter().filter(|order| blocked.contains(&order.user)).count();
     let detail = format!("{} users of the blacklist have {got} orders", blocked.len());

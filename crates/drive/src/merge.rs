@@ -10,7 +10,7 @@ use anyhow::Context;
 use super::distribution::Distribution;
 use super::report::{Afterwards, NoAnswer, Quantiles, Report, SaleReport, Verdict};
 use super::run::FinishedRun;
-use seckill::promises::{Finding, Standing};
+use seckill::promises::{CheckResult, Finding};
 
 /// Makes one report of them. That of a single sale stays as it is.
 ///
@@ -108,7 +108,7 @@ fn merge_findings(sales: &[SaleReport], of: impl Fn(&SaleReport) -> &Vec<Finding
         }
     }
     let one = |name: &'static str| {
-        let in_sales = |standing: Standing| -> Vec<String> {
+        let in_sales = |standing: CheckResult| -> Vec<String> {
             let mut details = Vec::new();
             for sale in sales {
                 let fits = of(sale).iter().filter(|finding| finding.name == name && finding.holds == standing);
@@ -116,18 +116,18 @@ fn merge_findings(sales: &[SaleReport], of: impl Fn(&SaleReport) -> &Vec<Finding
             }
             details
         };
-        for standing in [Standing::Broken, Standing::NotChecked] {
+        for standing in [CheckResult::Broken, CheckResult::Unknown] {
             let details = in_sales(standing);
             if !details.is_empty() {
                 return Finding { name, holds: standing, detail: details.join("; ") };
             }
         }
-        let details = in_sales(Standing::Holds);
+        let details = in_sales(CheckResult::Holds);
         let detail = match details.as_slice() {
             [one, _, ..] => format!("in each of {} sales; {one}", details.len()),
             some => some.join("; "),
         };
-        Finding { name, holds: Standing::Holds, detail }
+        Finding { name, holds: CheckResult::Holds, detail }
     };
     names.into_iter().map(one).collect()
 }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use seckill::domain::SaleId;
 
-    fn sale(name: &str, holds: Standing) -> SaleReport {
+    fn sale(name: &str, holds: CheckResult) -> SaleReport {
         let finding = Finding { name: "covered", holds, detail: format!("as {name} shows") };
         let report = Report { promises: vec![finding], ..Report::default() };
         sale_report(name.to_owned(), SaleId::new(1).expect("a sale id"), &report)
@@ -150,15 +150,15 @@ mod tests {
             assert_eq!(findings.len(), 1);
             (findings[0].holds, findings[0].detail.clone())
         };
-        let (hot, cold) = (sale("hot", Standing::Holds), sale("cold", Standing::Holds));
+        let (hot, cold) = (sale("hot", CheckResult::Holds), sale("cold", CheckResult::Holds));
         assert_eq!(
             standing(&[hot.clone(), cold]),
-            (Standing::Holds, "in each of 2 sales; hot: as hot shows".to_owned())
+            (CheckResult::Holds, "in each of 2 sales; hot: as hot shows".to_owned())
         );
-        let open = sale("cold", Standing::NotChecked);
-        assert_eq!(standing(&[hot.clone(), open.clone()]), (Standing::NotChecked, "cold: as cold shows".to_owned()));
-        let broken = sale("third", Standing::Broken);
-        assert_eq!(standing(&[hot, open, broken]).0, Standing::Broken);
+        let open = sale("cold", CheckResult::Unknown);
+        assert_eq!(standing(&[hot.clone(), open.clone()]), (CheckResult::Unknown, "cold: as cold shows".to_owned()));
+        let broken = sale("third", CheckResult::Broken);
+        assert_eq!(standing(&[hot, open, broken]).0, CheckResult::Broken);
     }
 
     #[test]

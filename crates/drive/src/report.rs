@@ -9,7 +9,7 @@ use super::distribution::Distributions;
 use super::machine::Machine;
 use super::timeline::Timeline;
 use seckill::domain::SaleId;
-use seckill::promises::{Finding, Standing};
+use seckill::promises::{CheckResult, Finding};
 
 /// Under what circumstances a run took place.
 #[derive(Clone, Debug, Default)]
@@ -175,7 +175,7 @@ impl Verdict {
     /// Passes when no finding is broken, nothing is left on its way, and at least one purchase was accepted: where
     /// nothing was bought there is nothing to keep, and an order that never arrives is a promise not kept.
     pub fn of<'a>(findings: impl IntoIterator<Item = &'a Finding>, accepted: u64, settled: bool) -> Self {
-        let broken = findings.into_iter().any(|finding| finding.holds == Standing::Broken);
+        let broken = findings.into_iter().any(|finding| finding.holds == CheckResult::Broken);
         if broken || accepted == 0 || !settled { Self::Fail } else { Self::Pass }
     }
 }

@@ -21,7 +21,7 @@ use super::timeline::StoreSampler;
 use super::tokens::Tokens;
 use super::verdict::{Evaluation, Timeouts};
 use super::virtual_users::{Pacing, VirtualUsers};
-use seckill::promises::Standing;
+use seckill::promises::CheckResult;
 
 /// What a run needs to know.
 pub struct Run<'a, W> {
@@ -262,8 +262,8 @@ fn take_over(report: &mut Report, audit: Vec<AuditFinding>) {
     for audited in audit {
         let mut findings = report.promises.iter_mut();
         let Some(finding) = findings.find(|finding| finding.name == audited.name) else { continue };
-        if let (Standing::NotChecked, Some(holds)) = (finding.holds, audited.holds) {
-            finding.holds = if holds { Standing::Holds } else { Standing::Broken };
+        if let (CheckResult::Unknown, Some(holds)) = (finding.holds, audited.holds) {
+            finding.holds = if holds { CheckResult::Holds } else { CheckResult::Broken };
             finding.detail = format!("{}, by the service's own audit", audited.detail);
         }
     }

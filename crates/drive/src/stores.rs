@@ -86,7 +86,7 @@ impl StoreObserver for Stores {
 
     async fn remaining(&self, sale: SaleId) -> anyhow::Result<Option<i64>> {
         let Some(stock) = &self.stock else { return Ok(None) };
-        Ok(stock.probe(sale).await?.map(|news| news.remaining.into()))
+        Ok(stock.probe(sale).await?.map(|update| update.remaining.into()))
     }
 
     async fn versions(&self) -> BTreeMap<&'static str, String> {

@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use super::answer::STAGES;
 use super::report::{Afterwards, Quantiles, Report, Verdict};
-use seckill::promises::Standing;
+use seckill::promises::CheckResult;
 
 /// Prints a report, aligned, in at most 120 columns.
 pub struct TextReport<'a>(pub &'a Report);
@@ -111,9 +111,9 @@ impl TextReport<'_> {
         writeln!(f, "\nPromises")?;
         for finding in self.0.promises.iter().chain(&self.0.checks) {
             let holds = match finding.holds {
-                Standing::Holds => "holds",
-                Standing::Broken => "BROKEN",
-                Standing::NotChecked => "not checked",
+                CheckResult::Holds => "holds",
+                CheckResult::Broken => "BROKEN",
+                CheckResult::Unknown => "not checked",
             };
             writeln!(f, "  {:<22}{holds:<13}{}", finding.name, finding.detail)?;
         }
@@ -124,13 +124,13 @@ impl TextReport<'_> {
 
 /// Why the verdict is what it is.
 pub fn verdict_in_words(report: &Report) -> String {
-    let open = report.promises.iter().filter(|finding| finding.holds == Standing::NotChecked).count();
+    let open = report.promises.iter().filter(|finding| finding.holds == CheckResult::Unknown).count();
     match report.verdict {
         Verdict::Pass if open == 0 => "every promise holds".to_owned(),
         Verdict::Pass => format!("no promise is broken, {open} not checked"),
         Verdict::Fail if report.accepted == 0 => "nothing was bought".to_owned(),
         Verdict::Fail if !report.settled => "orders were still on their way when patience ended".to_owned(),
-        Verdict::Fail if report.promises.iter().any(|finding| finding.holds == Standing::Broken) => {
+        Verdict::Fail if report.promises.iter().any(|finding| finding.holds == CheckResult::Broken) => {
             "a promise is broken".to_owned()
         }
         Verdict::Fail => "every promise holds, but the run did not keep its own rules".to_owned(),

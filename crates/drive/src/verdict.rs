@@ -22,8 +22,8 @@ use super::record::ClientRecord;
 use super::report::{Latencies, Quantiles, Rates, Report, Setup, Verdict};
 use super::timeline::Timeline;
 use super::virtual_users::OwnOrder;
-use seckill::domain::{OrderId, OrderStatus, Reason, SaleId, UserId};
-use seckill::promises::{self, ClientView, Finding, Flow, LedgerView, NAMES, OrderFact, Snapshot, Standing};
+use seckill::domain::{OrderId, OrderStatus, Rejection, SaleId, UserId};
+use seckill::promises::{self, CheckResult, ClientView, Finding, Flow, LedgerView, NAMES, OrderFact, Snapshot};
 
 /// Most orders that are read back over HTTP when the ledger can be seen, and how many at once.
 const SAMPLE: usize = 2000;
@@ -59,7 +59,7 @@ impl ConfirmedViolations {
 
     /// Keeps what is broken for the first time.
     pub fn record(&mut self, findings: &[Finding]) {
-        for finding in findings.iter().filter(|finding| finding.holds == Standing::Broken) {
+        for finding in findings.iter().filter(|finding| finding.holds == CheckResult::Broken) {
             let known = self.0.iter().any(|confirmed| confirmed.name == finding.name);
             if Self::OF_THE_LEDGER.contains(&finding.name) && !known {
                 self.0.push(finding.clone());
@@ -205,7 +205,7 @@ impl<W: StoreObserver> Evaluation<'_, W> {
                         let rejected = seen.status == OrderStatus::Rejected;
                         // Only who has another one may be told so.
                         let excused = rejected
-                            && seen.reason == Some(Reason::AlreadyPurchased)
+                            && seen.reason == Some(Rejection::AlreadyPurchased)
                             && self.has_another(order, buyer).await;
                         dishonoured += u64::from(rejected && !excused);
                     }
@@ -223,7 +223,7 @@ impl<W: StoreObserver> Evaluation<'_, W> {
         let found = |promise: &'static str| match promise {
             "nothing_lost" => (holds_if(lost == 0), format!("{lost} lost {of_all}")),
             "honoured" => (holds_if(dishonoured == 0), format!("{dishonoured} rejected {of_all}")),
-            _ => (Standing::NotChecked, "the stores cannot be seen from here".to_owned()),
+            _ => (CheckResult::Unknown, "the stores cannot be seen from here".to_owned()),
         };
         let findings = NAMES.map(|name| {
             let (holds, detail) = found(name);
@@ -309,11 +309,11 @@ fn distinct(record: &ClientRecord) -> u64 {
 }
 
 fn is_broken(findings: &[Finding]) -> bool {
-    findings.iter().any(|finding| finding.holds == Standing::Broken)
+    findings.iter().any(|finding| finding.holds == CheckResult::Broken)
 }
 
-pub(super) const fn holds_if(kept: bool) -> Standing {
-    if kept { Standing::Holds } else { Standing::Broken }
+pub(super) const fn holds_if(kept: bool) -> CheckResult {
+    if kept { CheckResult::Holds } else { CheckResult::Broken }
 }
 
 #[cfg(test)]
@@ -327,12 +327,12 @@ mod tests {
             NAMES.map(finding).to_vec()
         };
         let mut confirmed = ConfirmedViolations::default();
-        confirmed.record(&look(Standing::Holds, "well"));
-        confirmed.record(&look(Standing::Broken, "first"));
-        confirmed.record(&look(Standing::Broken, "second"));
-        let mut last = look(Standing::Holds, "last");
+        confirmed.record(&look(CheckResult::Holds, "well"));
+        confirmed.record(&look(CheckResult::Broken, "first"));
+        confirmed.record(&look(CheckResult::Broken, "second"));
+        let mut last = look(CheckResult::Holds, "last");
         confirmed.restore(&mut last);
-        let broken: Vec<_> = last.iter().filter(|finding| finding.holds == Standing::Broken).collect();
+        let broken: Vec<_> = last.iter().filter(|finding| finding.holds == CheckResult::Broken).collect();
         assert_eq!(broken.iter().map(|finding| finding.name).collect::<Vec<_>>(), ConfirmedViolations::OF_THE_LEDGER);
         assert!(broken.iter().all(|finding| finding.detail == "first"));
         assert_eq!(last.iter().filter(|finding| finding.detail == "last").count(), NAMES.len() - broken.len());

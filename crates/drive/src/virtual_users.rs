@@ -26,7 +26,7 @@ use super::demand::{Click, Plan, PostPurchase};
 use super::observer::{NoAccess, StoreObserver};
 use super::record::{ClientRecord, FinalState, Recorder, Sample, Tally};
 use seckill::api::problem::Code;
-use seckill::domain::{OrderId, OrderStatus, Reason, SaleId};
+use seckill::domain::{OrderId, OrderStatus, Rejection, SaleId};
 
 /// Purchases at once of buyers who come again: they must not take the connections of those who click for the first time.
 const RETRIES_AT_ONCE: usize = 64;
@@ -105,7 +105,7 @@ pub(super) struct PurchaseRequest {
 pub(super) struct OwnOrder {
     pub order_id: OrderId,
     pub status: OrderStatus,
-    pub reason: Option<Reason>,
+    pub reason: Option<Rejection>,
 }
 
 impl VirtualUsers {

@@ -68,9 +68,9 @@ async fn open(ground: &Ground, number: i32) -> anyhow::Result<SaleId> {
         total: PLENTY,
         reserve: 0,
     };
-    let Frozen::Yes { home, .. } = ground.stock.freeze(sale.id, 1).await? else { bail!("{number} is taken") };
+    let Frozen::Yes { run_id, .. } = ground.stock.freeze(sale.id, 1).await? else { bail!("{number} is taken") };
     let on_sale = OnSale { generation: 1, total: PLENTY, remaining: PLENTY };
-    match ground.stock.warm(&sale, 1, &home, &on_sale, WarmPart::FRESH).await? {
+    match ground.stock.warm(&sale, 1, &run_id, &on_sale, WarmPart::FRESH).await? {
         WarmCode::Warmed => Ok(sale.id),
         WarmCode::Refused => bail!("sale {number} cannot be opened"),
     }

@@ -84,7 +84,7 @@ impl Ground {
         };
         let sale = AdminClient::new(&self.client, &self.tokens)?.open(&new_sale).await?;
         sleep(sale.start.saturating_duration_since(Instant::now())).await;
-        until("the sale sells", async || self.stock.probe(sale.id).await.is_ok_and(|news| news.is_some())).await?;
+        until("the sale sells", async || self.stock.probe(sale.id).await.is_ok_and(|update| update.is_some())).await?;
         Ok(sale.id)
     }
 
@@ -111,8 +111,8 @@ impl Ground {
 
     /// Units that Redis has sold.
     pub async fn sold_in_redis(&self, sale: SaleId, total: u32) -> anyhow::Result<u32> {
-        let news = self.stock.probe(sale).await?.context("Redis cannot prove that it may sell")?;
-        Ok(total - news.remaining)
+        let update = self.stock.probe(sale).await?.context("Redis cannot prove that it may sell")?;
+        Ok(total - update.remaining)
     }
 
     /// Units that the ledger has sold.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use drive::report::{Report, Setup, Verdict};
 use drive::verdict::{ConfirmedViolations, Evaluation, Timeouts};
-use seckill::promises::{Finding, Standing};
+use seckill::promises::{CheckResult, Finding};
 use serde::Serialize;
 use tokio::time::sleep;
 
@@ -118,7 +118,7 @@ impl Entry {
     }
 
     fn unexcused<'a>(&'a self, report: &'a Report) -> impl Iterator<Item = &'a Finding> {
-        let broken = report.promises.iter().filter(|finding| finding.holds == Standing::Broken);
+        let broken = report.promises.iter().filter(|finding| finding.holds == CheckResult::Broken);
         broken.filter(|finding| !self.excused.contains(&finding.name))
     }
 
@@ -138,7 +138,7 @@ impl Display for Entry {
         for (name, value) in &self.figures {
             write!(f, " {name}={value}")?;
         }
-        for finding in self.promises.iter().filter(|finding| finding.holds == Standing::Broken) {
+        for finding in self.promises.iter().filter(|finding| finding.holds == CheckResult::Broken) {
             let excused = if self.excused.contains(&finding.name) { "excused" } else { "BROKEN" };
             write!(f, "\n      {excused} {}: {}", finding.name, finding.detail)?;
         }
@@ -196,7 +196,7 @@ mod tests {
             latency_distribution: Distributions::default(),
             timeline: Timeline::default(),
             machine: Machine::default(),
-            promises: vec![Finding { name: broken, holds: Standing::Broken, detail: String::new() }],
+            promises: vec![Finding { name: broken, holds: CheckResult::Broken, detail: String::new() }],
             verdict: Verdict::Fail,
             settled: true,
             ..Report::default()

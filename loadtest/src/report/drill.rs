@@ -1,7 +1,7 @@
 //! The report of a fault drill as a page: every fault, what it did, and whether a promise was broken.
 
 use drive::report::Verdict;
-use seckill::promises::{Finding, Standing};
+use seckill::promises::{CheckResult, Finding};
 
 use super::html::Text;
 use super::plot::{number, put};
@@ -12,7 +12,7 @@ use crate::faults::Entry;
 pub fn drill_page(faults: &[(&str, &Entry)], verdict: Verdict) -> String {
     let failed = faults.iter().filter(|(_, entry)| entry.verdict == Verdict::Fail).count();
     let checked =
-        faults.iter().flat_map(|(_, entry)| &entry.promises).filter(|f| f.holds != Standing::NotChecked).count();
+        faults.iter().flat_map(|(_, entry)| &entry.promises).filter(|f| f.holds != CheckResult::Unknown).count();
     let excused = faults.iter().flat_map(|(_, entry)| broken(entry)).filter(|(_, excused)| *excused).count();
     let heading = Heading {
         name: "fault drill".to_owned(),
@@ -47,7 +47,7 @@ pub fn drill_page(faults: &[(&str, &Entry)], verdict: Verdict) -> String {
 
 /// Broken promises of a fault, and whether each is excused.
 fn broken(entry: &Entry) -> impl Iterator<Item = (&Finding, bool)> {
-    let broken = entry.promises.iter().filter(|finding| finding.holds == Standing::Broken);
+    let broken = entry.promises.iter().filter(|finding| finding.holds == CheckResult::Broken);
     broken.map(|finding| (finding, entry.excused.contains(&finding.name)))
 }
 
@@ -66,7 +66,7 @@ fn line(out: &mut String, about: &str, entry: &Entry) {
         put(out, format_args!("<b>{word} {}</b>: {}<br/>", Text(finding.name), Text(&finding.detail)));
     }
     // What never settles fails a fault as well, and shows in what could not be judged for it.
-    let open = entry.promises.iter().filter(|finding| finding.holds == Standing::NotChecked);
+    let open = entry.promises.iter().filter(|finding| finding.holds == CheckResult::Unknown);
     for finding in open.filter(|_| entry.verdict == Verdict::Fail) {
         put(out, format_args!("<b>not checked {}</b>: {}<br/>", Text(finding.name), Text(&finding.detail)));
     }

@@ -1,7 +1,7 @@
 //! The promises, each with its figures, and what else was checked about the run.
 
 use drive::report::Report;
-use seckill::promises::{Finding, Standing};
+use seckill::promises::{CheckResult, Finding};
 
 use super::html::Text;
 use super::plot::put;
@@ -46,9 +46,9 @@ fn table(out: &mut String, findings: &[Finding]) {
     out.push_str("<div class=\"card\"><table class=\"promises\">\n");
     for finding in findings {
         let (class, word) = match finding.holds {
-            Standing::Holds => ("pass", "holds"),
-            Standing::Broken => ("fail", "broken"),
-            Standing::NotChecked => ("open", "not checked"),
+            CheckResult::Holds => ("pass", "holds"),
+            CheckResult::Broken => ("fail", "broken"),
+            CheckResult::Unknown => ("open", "not checked"),
         };
         put(
             out,

@@ -1,7 +1,7 @@
 //! The figures that no picture shows, and what the run ran on.
 
 use drive::report::{Afterwards, Quantiles, Report, SaleReport};
-use seckill::promises::Standing;
+use seckill::promises::CheckResult;
 
 use super::html::Text;
 use super::plot::{number, put};
@@ -24,8 +24,8 @@ fn sales(out: &mut String, sales: &[SaleReport]) {
     out.push_str("<h2>The sales</h2>\n<div class=\"card\"><table class=\"promises\">\n");
     for sale in sales {
         let findings = || sale.promises.iter().chain(&sale.checks);
-        let broken: Vec<_> = findings().filter(|f| f.holds == Standing::Broken).map(|f| f.name).collect();
-        let open = findings().filter(|f| f.holds == Standing::NotChecked).count();
+        let broken: Vec<_> = findings().filter(|f| f.holds == CheckResult::Broken).map(|f| f.name).collect();
+        let open = findings().filter(|f| f.holds == CheckResult::Unknown).count();
         let (class, word) = match (broken.is_empty(), open) {
             (false, _) => ("fail", "broken"),
             (true, 0) => ("pass", "holds"),

@@ -7,7 +7,7 @@ use drive::distribution::{Distribution, Distributions};
 use drive::machine::Machine;
 use drive::report::{Afterwards, Latencies, NoAnswer, Quantiles, Rates, SaleReport};
 use drive::timeline::{Bucket, Timeline};
-use seckill::promises::{Finding, NAMES, Standing};
+use seckill::promises::{CheckResult, Finding, NAMES};
 
 use super::promises::meaning;
 use super::*;
@@ -79,10 +79,10 @@ fn full() -> Report {
         timeline: Timeline { bucket_ms: 100, buckets: (-5..40).map(|n| bucket(n * 100)).collect() },
         machine: Machine::here(BTreeMap::from([("redis", "7.0.15".to_owned())])),
         promises: NAMES
-            .map(|name| Finding { name, holds: Standing::Holds, detail: format!("the figures of {name}") })
+            .map(|name| Finding { name, holds: CheckResult::Holds, detail: format!("the figures of {name}") })
             .to_vec(),
         checks: CHECKS
-            .map(|name| Finding { name, holds: Standing::Holds, detail: format!("the figures of {name}") })
+            .map(|name| Finding { name, holds: CheckResult::Holds, detail: format!("the figures of {name}") })
             .to_vec(),
         verdict: Verdict::Pass,
         settled: true,
@@ -196,7 +196,7 @@ fn every_promise_and_every_figure_is_on_the_page() {
 fn a_broken_promise_is_at_the_top_and_in_its_row() {
     let mut report = full();
     report.verdict = Verdict::Fail;
-    report.promises[0].holds = Standing::Broken;
+    report.promises[0].holds = CheckResult::Broken;
     let page = page(&report, &heading("rush"));
     assert!(page.contains("class=\"verdict fail\"") && page.contains("A promise is broken"));
     assert_eq!(page.matches("badge fail").count() - STYLE.matches("badge fail").count(), 1);
@@ -219,7 +219,7 @@ fn several_sales_stand_in_lines_of_their_own() {
         checks: Vec::new(),
     };
     let mut bad = sale("<late>", 3);
-    bad.promises[0].holds = Standing::Broken;
+    bad.promises[0].holds = CheckResult::Broken;
     report.sales = vec![sale("early", 0), bad];
     let page = page(&report, &heading("mixed"));
     check_well_formed(&page);
@@ -262,7 +262,7 @@ fn a_drill_shows_every_fault_what_it_broke_and_what_is_excused() {
         injected_at: Some(1_234),
         promises: NAMES
             .map(|name| {
-                let holds = if name == broken { Standing::Broken } else { Standing::Holds };
+                let holds = if name == broken { CheckResult::Broken } else { CheckResult::Holds };
                 Finding { name, holds, detail: format!("<{name}>") }
             })
             .to_vec(),
@@ -272,7 +272,7 @@ fn a_drill_shows_every_fault_what_it_broke_and_what_is_excused() {
         error: None,
     };
     let mut unsettled = entry("slow", Verdict::Fail, "none");
-    unsettled.promises[8].holds = Standing::NotChecked;
+    unsettled.promises[8].holds = CheckResult::Unknown;
     let (lossy, bad) = (entry("lossy", Verdict::Pass, "nothing_lost"), entry("bad", Verdict::Fail, "no_oversell"));
     let page =
         drill_page(&[("loses some", &lossy), ("sells twice", &bad), ("never settles", &unsettled)], Verdict::Fail);

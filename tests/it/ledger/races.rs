@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use seckill::domain::{OrderStatus, Reason};
+use seckill::domain::{OrderStatus, Rejection};
 use seckill::ledger::{Error, Recorded};
 use sqlx::Connection;
 
@@ -166,7 +166,7 @@ async fn a_live_order_that_a_stranger_inserts_meanwhile_is_a_lost_race_not_a_fau
     let (recorded, ()) = tokio::join!(world.ledger.record(std::slice::from_ref(&second)), commit);
     assert_eq!(recorded.unwrap(), Recorded { already_purchased: 1, ..Recorded::default() });
     let row = world.ledger.order(second.id).await.unwrap().unwrap();
-    assert_eq!(row.reason, Some(Reason::AlreadyPurchased));
+    assert_eq!(row.reason, Some(Rejection::AlreadyPurchased));
     world.view(sale).await;
 }
 

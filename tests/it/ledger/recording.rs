@@ -1,6 +1,6 @@
 //! Batches become rows, once each.
 
-use seckill::domain::{OrderMessage, OrderStatus, Reason, SaleId};
+use seckill::domain::{OrderMessage, OrderStatus, Rejection, SaleId};
 use seckill::ledger::{Error, Recorded};
 
 use super::world::{PAY_WITHIN, PRICE, World, again, count, message, messages, with_key};
@@ -82,7 +82,7 @@ async fn the_second_order_of_a_user_is_a_row_that_says_already_purchased() {
     assert_eq!(world.ledger.record(std::slice::from_ref(&second)).await.unwrap().already_purchased, 1);
 
     let row = world.ledger.order(second.id).await.unwrap().unwrap();
-    assert_eq!((row.status, row.reason), (OrderStatus::Rejected, Some(Reason::AlreadyPurchased)));
+    assert_eq!((row.status, row.reason), (OrderStatus::Rejected, Some(Rejection::AlreadyPurchased)));
     assert_eq!(world.view(sale).await.available, 9);
     // The late rejection does not hide what the buyer holds.
     assert_eq!(world.ledger.latest_order(sale, &first.user).await.unwrap().unwrap().id, first.id);
@@ -125,7 +125,7 @@ async fn an_order_of_an_older_generation_is_superseded() {
     let recorded = world.ledger.record(&[old.clone(), new.clone()]).await.unwrap();
     assert_eq!((recorded.superseded, recorded.created), (1, 1));
     let row = world.ledger.order(old.id).await.unwrap().unwrap();
-    assert_eq!((row.status, row.reason), (OrderStatus::Rejected, Some(Reason::Superseded)));
+    assert_eq!((row.status, row.reason), (OrderStatus::Rejected, Some(Rejection::Superseded)));
     assert_eq!(world.view(sale).await.available, 3);
 }
 

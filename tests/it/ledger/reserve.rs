@@ -2,7 +2,7 @@
 
 use seckill::catalogue::SaleChange;
 use seckill::domain::{
-    Accepted, OrderId, OrderMessage, OrderStatus, Pool, Purchase, Reason, Refusal, RequestKey, SaleId, SaleState,
+    Accepted, OrderId, OrderMessage, OrderStatus, Pool, Purchase, Refusal, Rejection, RequestKey, SaleId, SaleState,
 };
 use seckill::ledger::{Error, Ledger, Reserved};
 use time::{Duration, OffsetDateTime};
@@ -130,7 +130,7 @@ async fn an_id_that_was_rejected_is_not_used_again() {
     assert_eq!(world.ledger.record(std::slice::from_ref(&late)).await.unwrap().superseded, 1);
     let Reserved::Accepted(accepted) = ask(&world.ledger, sale, &purchase(sale, 1)).await else { panic!("refused") };
     assert_eq!((accepted.order, accepted.replayed), (spare(sale, 1), false));
-    assert_eq!(world.ledger.order(late.id).await.unwrap().unwrap().reason, Some(Reason::Superseded));
+    assert_eq!(world.ledger.order(late.id).await.unwrap().unwrap().reason, Some(Rejection::Superseded));
     assert_eq!(world.view(sale).await.reserve, 2);
 }
 

@@ -117,7 +117,7 @@ async fn when_redis_forgets_a_lock_the_first_holder_writes_nothing_more() {
     let old = first.claim().await.unwrap();
     let stock = Stock::connect(&world.settings.redis).unwrap();
     let sale = sale();
-    let home = freeze(&stock, sale.id, old.token()).await.unwrap();
+    let run_id = freeze(&stock, sale.id, old.token()).await.unwrap();
 
     world.flush().await;
     let second = second.acquire(&world.name, waiting(LONG)).await.unwrap();
@@ -130,7 +130,7 @@ async fn when_redis_forgets_a_lock_the_first_holder_writes_nothing_more() {
     assert!(overtaken(&old.guard(&mut transaction).await));
     transaction.rollback().await.unwrap();
     assert_eq!(freeze(&stock, sale.id, old.token()).await, None);
-    assert_eq!(warm(&stock, &sale, old.token(), &home).await, WarmCode::Refused);
+    assert_eq!(warm(&stock, &sale, old.token(), &run_id).await, WarmCode::Refused);
     assert_eq!(world.counted("fence_rejected", ""), 1);
 
     let mut transaction = world.pool().begin().await.unwrap();
@@ -158,14 +158,14 @@ pub fn sale() -> Sale {
 }
 
 /// `None`: a greater token was here.
-pub async fn freeze(stock: &Stock, sale: SaleId, token: i64) -> Option<seckill::stock::Home> {
+pub async fn freeze(stock: &Stock, sale: SaleId, token: i64) -> Option<seckill::stock::RunId> {
     match stock.freeze(sale, token).await.unwrap() {
-        Frozen::Yes { home, .. } => Some(home),
+        Frozen::Yes { run_id, .. } => Some(run_id),
         Frozen::Stale => None,
     }
 }
 
-pub async fn warm(stock: &Stock, sale: &Sale, token: i64, home: &seckill::stock::Home) -> WarmCode {
+pub async fn warm(stock: &Stock, sale: &Sale, token: i64, run_id: &seckill::stock::RunId) -> WarmCode {
     let on_sale = OnSale { generation: 1, total: 5, remaining: 5 };
-    stock.warm(sale, token, home, &on_sale, WarmPart::FRESH).await.unwrap()
+    stock.warm(sale, token, run_id, &on_sale, WarmPart::FRESH).await.unwrap()
 }

@@ -37,12 +37,12 @@ async fn holder() {
     let lock = Lock::new(&settings.redis, ledger.pool().clone()).unwrap();
     let guard = lock.acquire(&Name::sale(sale().id), Options { ttl: TTL, ..waiting(LONG) }).await.unwrap();
     let fence = guard.claim().await.unwrap();
-    let home = freeze(&stock, sale().id, fence.token()).await.unwrap();
+    let run_id = freeze(&stock, sale().id, fence.token()).await.unwrap();
     // Stopped inside a transaction it finds that PostgreSQL has ended it, and tries again, as a job would. What ends
     // this is that it was overtaken.
     while let Ok(()) | Err(fence::Error::Unavailable(_)) = write(&ledger, &fence).await {}
     assert_eq!(freeze(&stock, sale().id, fence.token()).await, None);
-    assert_eq!(warm(&stock, &sale(), fence.token(), &home).await, WarmCode::Refused);
+    assert_eq!(warm(&stock, &sale(), fence.token(), &run_id).await, WarmCode::Refused);
     assert!(matches!(guard.release().await, Released::Lost(_)));
 }
 
@@ -68,14 +68,14 @@ async fn a_holder_that_was_paused_past_its_lease_writes_nothing_when_it_wakes_up
     let before = count(1).await;
     write(&world.ledger, &fence).await.unwrap();
     let stock = Stock::connect(&world.settings.redis).unwrap();
-    let home = freeze(&stock, sale().id, fence.token()).await.unwrap();
+    let run_id = freeze(&stock, sale().id, fence.token()).await.unwrap();
 
     child.resume().unwrap();
     let status = child.wait(PATIENCE).await.unwrap();
     assert!(status.success(), "the holder says:\n{}", child.log_tail());
     assert_eq!(count(1).await, before, "not one write of the first holder after the claim of the second");
     write(&world.ledger, &fence).await.unwrap();
-    assert_eq!(warm(&stock, &sale(), fence.token(), &home).await, WarmCode::Warmed);
+    assert_eq!(warm(&stock, &sale(), fence.token(), &run_id).await, WarmCode::Warmed);
     assert_eq!(successor.release().await, Released::Released);
 }
 

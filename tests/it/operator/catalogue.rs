@@ -18,7 +18,7 @@ use crate::support::servers::shared_settings;
 
 const RETENTION: Duration = Duration::from_secs(3600);
 
-/// Longer than any test: a poller with this period moves only when it is nudged.
+/// Longer than any test: a poller with this period moves only when it is refresh.
 const NEVER: Duration = Duration::from_secs(3600);
 
 struct World {
@@ -254,7 +254,7 @@ async fn a_nudge_wakes_the_poller_and_a_stop_ends_it() {
     });
     let sale = world.catalogue.create(new_sale()).await.unwrap();
     assert!(other.get(sale.id).is_none());
-    other.nudge();
+    other.request_refresh();
     let seen = async {
         while other.get(sale.id).is_none() {
             tokio::task::yield_now().await;

@@ -14,7 +14,7 @@ use seckill::catalogue::SaleChange;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, Purchase, SaleId, SaleState};
 use seckill::operator::Error;
-use seckill::promises::{RedisView, Standing};
+use seckill::promises::{CheckResult, RedisView};
 use seckill::stock::keys;
 use secrecy::ExposeSecret;
 
@@ -198,7 +198,7 @@ async fn a_command_that_redis_missed_is_completed_by_its_repeat() {
     assert_eq!(redis_view(&direct, sale).await.total, 1);
     let audited = operator.audit(sale).await.expect("an audit of what can be seen");
     let conserved = audited.iter().find(|finding| finding.name == "redis_conserved").expect("every promise");
-    assert_eq!(conserved.holds, Standing::NotChecked, "a silent Redis is no finding");
+    assert_eq!(conserved.holds, CheckResult::Unknown, "a silent Redis is no finding");
     let draft = operator.create(new_sale()).await.expect("a draft").id;
     let unopened = operator.change(draft, to(SaleState::Open)).await;
     assert!(matches!(unopened, Err(Error::NotOpened(_))), "the ledger has nothing of it: {unopened:?}");

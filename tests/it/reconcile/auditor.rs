@@ -94,8 +94,8 @@ async fn a_run_by_hand_lets_the_ledger_catch_up_and_then_rebuilds() {
     assert_eq!(reconcile(&settings, &sale, "--once", "restore"), Some([1, 0, 0]), "one live order, and its claim");
     let row = observer.service.ledger.stock(sale.id).await.expect("an answer").expect("a row");
     assert_eq!(row.generation, 6);
-    let news = observer.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
-    assert_eq!((news.epoch.generation, news.remaining), (6, 1));
+    let update = observer.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
+    assert_eq!((update.version.generation, update.remaining), (6, 1));
 }
 
 /// A connection that a firewall forgot never ends. Whoever waits on it would look at that sale no more.

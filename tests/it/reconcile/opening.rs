@@ -45,10 +45,10 @@ async fn six_openings_at_once_are_one() {
 }
 
 /// Freezes as an opening does, and answers with what it goes on with.
-async fn freeze(running: &Running, sale: SaleId) -> (i64, seckill::stock::Home) {
+async fn freeze(running: &Running, sale: SaleId) -> (i64, seckill::stock::RunId) {
     let token = running.service.ledger.fence_token(&format!("sale:{sale}"), "crashed", 0).await.expect("a token");
     match running.service.stock.freeze(sale, token).await.expect("an answer") {
-        Frozen::Yes { home, .. } => (token, home),
+        Frozen::Yes { run_id, .. } => (token, run_id),
         Frozen::Stale => panic!("nobody else was here"),
     }
 }
@@ -69,11 +69,11 @@ async fn an_opening_that_crashed_at_any_line_is_completed_by_the_next() {
     node.service.ledger.open_generation(raised.id, 0, None).await.expect("a generation");
     // A warm Redis, and the sale is still a draft.
     let warm = draft().await;
-    let (token, home) = freeze(&node, warm.id).await;
+    let (token, run_id) = freeze(&node, warm.id).await;
     let generation = node.service.ledger.open_generation(warm.id, 0, None).await.expect("a generation").generation;
     let on_sale = OnSale { generation, total: 3, remaining: 3 };
     let open = Sale { state: SaleState::Open, ..warm.clone() };
-    let warmed = node.service.stock.warm(&open, token, &home, &on_sale, WarmPart::FRESH).await.expect("an answer");
+    let warmed = node.service.stock.warm(&open, token, &run_id, &on_sale, WarmPart::FRESH).await.expect("an answer");
     assert_eq!(warmed, WarmCode::Warmed);
 
     let mut http = Connection::open(node.address()).await;
@@ -216,7 +216,14 @@ async fn a_restart_of_every_part_never_overwrites_a_live_sale() {
     let next = before.generation + 1;
     wait_until("the sale sells again", PATIENCE, async || {
         node.service.catalogue.get(sale).is_some_and(|known| known.generation == next)
-            && node.service.stock.probe(sale).await.ok().flatten().is_some_and(|news| news.epoch.generation == next)
+            && node
+                .service
+                .stock
+                .probe(sale)
+                .await
+                .ok()
+                .flatten()
+                .is_some_and(|update| update.version.generation == next)
     })
     .await;
     let after = redis_view(&node, sale).await;

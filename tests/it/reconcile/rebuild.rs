@@ -17,8 +17,8 @@ use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
-use seckill::fallback::Fallback;
 use seckill::lock::Lost;
+use seckill::purchasing::Purchasing;
 use seckill::reconcile::opening::{self, Opened};
 use seckill::reconcile::{Auditor, Error, Figures, Job};
 use seckill::stock::keys;
@@ -65,8 +65,8 @@ async fn assert_rebuilt(bench: &Bench, sale: &Sale, generation: i64) -> Figures 
     let figures = run(bench, sale).await.expect("a run");
     assert_eq!(figures.of(Job::Rebuild).repaired, 1);
     assert_eq!(bench.row(sale).await.generation, generation);
-    let news = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
-    assert_eq!(news.epoch.generation, generation);
+    let update = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
+    assert_eq!(update.version.generation, generation);
     figures
 }
 
@@ -271,7 +271,7 @@ async fn a_node_that_has_not_heard_of_the_new_life_leaves_the_reserve_alone() {
     let service = &bench.running.service;
     let fallback = &bench.running.settings.fallback;
     let (stock, ledger) = (service.stock.clone(), service.ledger.clone());
-    let node = Fallback::new(fallback, stock, ledger, &Registry::new()).expect("metrics");
+    let node = Purchasing::new(fallback, stock, ledger, &Registry::new()).expect("metrics");
     let ask = async |user| node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, 1)).await.outcome;
     freeze(&bench, &sale).await;
     assert!(matches!(ask("ann").await, Outcome::Accepted(_)), "a Redis that may not sell is bridged");

@@ -11,7 +11,7 @@ use redis::AsyncCommands;
 use sandbox::{self, Sandbox};
 use seckill::app::Roles;
 use seckill::config::Settings;
-use seckill::domain::{OrderStatus, Reason, Sale};
+use seckill::domain::{OrderStatus, Rejection, Sale};
 use seckill::ledger;
 use seckill::lock::{Name, Options};
 use seckill::reconcile::Job;
@@ -94,8 +94,8 @@ async fn units_that_redis_has_not_heard_of_are_brought_to_it_once() {
     bench.running.service.ledger.add_stock(sale.id, 2, "more").await.expect("added");
     assert_eq!(bench.audit(&sale).await.of(Job::Total).repaired, 1);
     assert!(bench.audit(&sale).await.is_clean());
-    let news = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("a warm sale");
-    assert_eq!(news.remaining, 3);
+    let update = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("a warm sale");
+    assert_eq!(update.remaining, 3);
 }
 
 /// What is told to Redis is what was given to Redis: the reserve is no part of it.
@@ -290,7 +290,7 @@ async fn an_order_of_an_older_life_that_comes_late_is_superseded() {
     let late = bench.buy(&sale, "ann").await;
     bench.running.service.ledger.open_generation(sale.id, 1, None).await.expect("a new life");
     bench.record(&sale, &late).await;
-    assert_eq!(bench.status(late.order).await, Some((OrderStatus::Rejected, Some(Reason::Superseded))));
+    assert_eq!(bench.status(late.order).await, Some((OrderStatus::Rejected, Some(Rejection::Superseded))));
 }
 
 /// Three auditors at once: what is found is repaired once.
@@ -316,6 +316,6 @@ async fn three_auditors_repair_once_what_all_of_them_see() {
         [runs.0, runs.1, runs.2].into_iter().map(|run| run.expect("a run").of(Job::Expire).repaired).sum();
     assert_eq!(repaired, 40);
     tokio::time::timeout(Duration::from_secs(60), bench.running.settle(sale.id)).await.expect("settled");
-    let news = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("a warm sale");
-    assert_eq!(news.remaining, 40);
+    let update = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("a warm sale");
+    assert_eq!(update.remaining, 40);
 }

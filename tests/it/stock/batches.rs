@@ -163,13 +163,13 @@ async fn a_purchase_without_an_answer_is_unknown_and_its_retry_learns_the_truth(
     let purchase = shop.purchase("ann");
     let lost = shop.stock.purchase(shop.sale.id, purchase.clone()).await;
     assert_eq!(lost.outcome, Outcome::Unknown(purchase.order));
-    assert!(lost.news.is_none(), "no answer is no news: the flag stays as it is");
+    assert!(lost.update.is_none(), "no answer is no update: the flag stays as it is");
     sandbox.redis().proxy().expect("a proxy").heal().await;
     let direct = config::Redis { url: sandbox.redis().url().into(), ..settings };
     let stock = Stock::connect(&direct).expect("a URL");
     let retried = Outcome::Accepted(Accepted { order: purchase.order, quantity: 1, replayed: true });
     assert_eq!(stock.purchase(shop.sale.id, purchase).await.outcome, retried, "the script had run");
-    assert_eq!(stock.probe(shop.sale.id).await.expect("an answer").map(|news| news.remaining), Some(1));
+    assert_eq!(stock.probe(shop.sale.id).await.expect("an answer").map(|update| update.remaining), Some(1));
 }
 
 /// A firewall that forgot a connection, or a balancer whose server died, sends neither bytes nor an end.

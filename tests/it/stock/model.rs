@@ -212,7 +212,7 @@ fn purchase(shop: &Shop, ask: &Ask, orders: &[(UserId, OrderId)]) -> Purchase {
 
 /// As the auditor would: freeze, let the outbox drain, raise the generation, warm in two parts.
 async fn rebuild(shop: &mut Shop, model: &mut Model, token: i64) {
-    let home = shop.freeze(token).await;
+    let run_id = shop.freeze(token).await;
     shop.drain_outbox().await;
     let claims: Vec<_> = model
         .claims
@@ -240,7 +240,7 @@ async fn rebuild(shop: &mut Shop, model: &mut Model, token: i64) {
         WarmPart { first: false, last: true, claims: &[], requests: &requests },
     ];
     for part in parts {
-        let code = shop.stock.warm(&shop.sale, token, &home, &on_sale, part).await.expect("an answer");
+        let code = shop.stock.warm(&shop.sale, token, &run_id, &on_sale, part).await.expect("an answer");
         assert_eq!(code, WarmCode::Warmed);
     }
 }

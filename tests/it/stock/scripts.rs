@@ -137,24 +137,24 @@ async fn purchase_is_cold_where_redis_cannot_prove_that_it_may_sell(settings: &c
 
 async fn freeze_and_warm_obey_the_greatest_token(settings: &config::Redis) {
     let shop = Shop::closed(settings, sale(3)).await;
-    let home = shop.freeze(7).await;
+    let run_id = shop.freeze(7).await;
     assert_eq!(shop.one(shop.purchase("ann")).await, Outcome::Cold, "frozen before it was ever warm");
     assert_eq!(shop.stock.freeze(shop.sale.id, 6).await.expect("an answer"), Frozen::Stale);
-    assert_eq!(shop.warm(6, &home).await, WarmCode::Refused, "an older token");
-    assert_eq!(shop.freeze(7).await, home, "a repeat is harmless");
-    assert_eq!(shop.warm(7, &home).await, WarmCode::Warmed);
+    assert_eq!(shop.warm(6, &run_id).await, WarmCode::Refused, "an older token");
+    assert_eq!(shop.freeze(7).await, run_id, "a repeat is harmless");
+    assert_eq!(shop.warm(7, &run_id).await, WarmCode::Warmed);
     assert_eq!(shop.remaining().await, 3);
-    assert_eq!(shop.warm(7, &home).await, WarmCode::Refused, "not frozen any more: a late warm overwrites nothing");
+    assert_eq!(shop.warm(7, &run_id).await, WarmCode::Refused, "not frozen any more: a late warm overwrites nothing");
 
     let ann = shop.purchase("ann");
     assert_eq!(shop.one(ann.clone()).await, accepted(&ann));
     shop.freeze(8).await;
-    assert_eq!(shop.warm(8, &home).await, WarmCode::Refused, "an order still stands in the outbox");
+    assert_eq!(shop.warm(8, &run_id).await, WarmCode::Refused, "an order still stands in the outbox");
 
     let shop = Shop::closed(settings, sale(1)).await;
-    let home = shop.freeze(1).await;
+    let run_id = shop.freeze(1).await;
     shop.freeze(2).await;
-    assert_eq!(shop.warm(1, &home).await, WarmCode::Refused, "overtaken after the freeze");
+    assert_eq!(shop.warm(1, &run_id).await, WarmCode::Refused, "overtaken after the freeze");
     let shop = Shop::closed(settings, sale(1)).await;
     let other = shop.warm_elsewhere().await;
     assert_eq!(other, WarmCode::Refused, "another process than the one that was frozen");
@@ -165,7 +165,7 @@ async fn warm_restores_claims_and_requests_in_parts(settings: &config::Redis) {
     let lost = shop.keyed("zoe", "old", 1);
     shop.one(lost.clone()).await;
     shop.drain_outbox().await;
-    let home = shop.freeze(2).await;
+    let run_id = shop.freeze(2).await;
     let on_sale = OnSale { generation: 2, total: 5, remaining: 2 };
     let ann = shop.keyed("ann", "k", 2);
     let bob = shop.purchase("bob");
@@ -179,7 +179,7 @@ async fn warm_restores_claims_and_requests_in_parts(settings: &config::Redis) {
     ];
     for part in parts {
         assert_eq!(shop.probe().await, None, "nothing sells before the last part");
-        let warmed = shop.stock.warm(&shop.sale, 2, &home, &on_sale, part).await.expect("an answer");
+        let warmed = shop.stock.warm(&shop.sale, 2, &run_id, &on_sale, part).await.expect("an answer");
         assert_eq!(warmed, WarmCode::Warmed);
     }
     let shop = Shop { sale: Sale { generation: 2, ..shop.sale.clone() }, ..shop };
@@ -202,7 +202,7 @@ async fn stock_raises_the_total_and_never_lowers_it(settings: &config::Redis) {
     assert_eq!(set(1, 4).await, StockCode::Raised);
     let raised = shop.probe().await.expect("a warm sale");
     assert_eq!(raised.remaining, 3);
-    assert!(raised.epoch > sold_out.epoch, "units that come back are news");
+    assert!(raised.version > sold_out.version, "units that come back raise the epoch");
     assert_eq!(set(1, 4).await, StockCode::Unchanged, "a repeat adds nothing");
     assert_eq!(set(1, 2).await, StockCode::Unchanged, "a late one takes nothing away");
     assert_eq!(set(2, 9).await, StockCode::Cold, "of another life");
@@ -272,7 +272,7 @@ async fn release_goes_by_order(settings: &config::Redis) {
     assert_eq!(release(&first).await, ReleaseCode::Released);
     let after = shop.probe().await.expect("a warm sale");
     assert_eq!(after.remaining, 2);
-    assert!(after.epoch > before.epoch);
+    assert!(after.version > before.version);
     assert_eq!(release(&first).await, ReleaseCode::NotHeld, "a repeat frees nothing");
 
     let second = shop.purchase("ann");

@@ -4,7 +4,7 @@ use prometheus::Registry;
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
-use seckill::domain::{OrderId, OrderMessage, OrderStatus, Outcome, Purchase, Reason, Sale};
+use seckill::domain::{OrderId, OrderMessage, OrderStatus, Outcome, Purchase, Rejection, Sale};
 use seckill::ledger::StockRow;
 use seckill::lock::Lock;
 use seckill::outbox::Publisher;
@@ -89,7 +89,7 @@ impl Bench {
         trim.exec_async(&mut self.redis().await).await.expect("a stream");
     }
 
-    pub async fn status(&self, order: OrderId) -> Option<(OrderStatus, Option<Reason>)> {
+    pub async fn status(&self, order: OrderId) -> Option<(OrderStatus, Option<Rejection>)> {
         let order = self.running.service.ledger.order(order).await.expect("an answer");
         order.map(|order| (order.status, order.reason))
     }

@@ -8,7 +8,7 @@ use seckill::app::{Roles, Service};
 use seckill::catalogue::{NewSale, SaleChange};
 use seckill::config::Settings;
 use seckill::domain::{Sale, SaleId, SaleState};
-use seckill::promises::{Finding, Standing};
+use seckill::promises::{CheckResult, Finding};
 use seckill::shutdown::{Stop, Stopped};
 use seckill::{app, ledger, outbox};
 use time::OffsetDateTime;
@@ -93,7 +93,7 @@ impl Running {
     pub async fn settle(&self, sale: SaleId) -> Vec<Finding> {
         wait_until("the sale settles", PATIENCE, || self.is_settled(sale)).await;
         let findings = self.service.operator.audit(sale).await.expect("an audit");
-        let broken: Vec<_> = findings.iter().filter(|finding| finding.holds == Standing::Broken).collect();
+        let broken: Vec<_> = findings.iter().filter(|finding| finding.holds == CheckResult::Broken).collect();
         assert!(broken.is_empty(), "{broken:#?}");
         findings
     }
@@ -101,7 +101,7 @@ impl Running {
     async fn is_settled(&self, sale: SaleId) -> bool {
         let findings = self.service.operator.audit(sale).await.unwrap_or_default();
         let agreement = findings.iter().find(|finding| finding.name == "agreement");
-        agreement.is_some_and(|finding| finding.holds == Standing::Holds)
+        agreement.is_some_and(|finding| finding.holds == CheckResult::Holds)
     }
 
     pub async fn stop(self) -> Stopped {

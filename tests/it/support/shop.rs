@@ -7,10 +7,10 @@ use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 use seckill::config;
 use seckill::domain::{
-    Accepted, OrderId, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, SaleState, StockNews, UserId,
+    Accepted, OrderId, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, SaleState, StockUpdate, UserId,
 };
 use seckill::stock::script::WarmCode;
-use seckill::stock::{Frozen, Home, OnSale, Stock, WarmPart, keys};
+use seckill::stock::{Frozen, OnSale, RunId, Stock, WarmPart, keys};
 use secrecy::ExposeSecret;
 use time::{Duration, OffsetDateTime};
 
@@ -52,8 +52,8 @@ impl Shop {
 
     pub async fn open_sale(settings: &config::Redis, sale: Sale) -> Self {
         let shop = Self::closed(settings, sale).await;
-        let home = shop.freeze(1).await;
-        assert_eq!(shop.warm(1, &home).await, WarmCode::Warmed);
+        let run_id = shop.freeze(1).await;
+        assert_eq!(shop.warm(1, &run_id).await, WarmCode::Warmed);
         shop
     }
 
@@ -64,17 +64,17 @@ impl Shop {
         Self { stock: Stock::connect(settings).expect("a Redis URL"), sale, redis }
     }
 
-    pub async fn freeze(&self, token: i64) -> Home {
+    pub async fn freeze(&self, token: i64) -> RunId {
         match self.stock.freeze(self.sale.id, token).await.expect("Redis answers") {
-            Frozen::Yes { home, .. } => home,
+            Frozen::Yes { run_id, .. } => run_id,
             Frozen::Stale => panic!("a greater token was here"),
         }
     }
 
-    pub async fn warm(&self, token: i64, home: &Home) -> WarmCode {
+    pub async fn warm(&self, token: i64, run_id: &RunId) -> WarmCode {
         let Sale { generation, total, .. } = self.sale;
         let on_sale = OnSale { generation, total, remaining: total };
-        self.stock.warm(&self.sale, token, home, &on_sale, WarmPart::FRESH).await.expect("Redis answers")
+        self.stock.warm(&self.sale, token, run_id, &on_sale, WarmPart::FRESH).await.expect("Redis answers")
     }
 
     /// A purchase of one unit, with an order id of its own.
@@ -110,7 +110,7 @@ impl Shop {
     }
 
     /// What a probe says; `None` when cold.
-    pub async fn probe(&self) -> Option<StockNews> {
+    pub async fn probe(&self) -> Option<StockUpdate> {
         self.stock.probe(self.sale.id).await.expect("Redis answers")
     }
 
@@ -156,7 +156,7 @@ impl Shop {
     pub async fn warm_elsewhere(&self) -> WarmCode {
         self.freeze(1).await;
         self.set("fence", "1").await;
-        let elsewhere = Home::of("0123456789abcdef");
+        let elsewhere = RunId::of("0123456789abcdef");
         self.warm(1, &elsewhere).await
     }
 

@@ -20,7 +20,7 @@ use super::timeline::{Bucket, StoreSampler};
 use super::tokens::Tokens;
 use super::verdict::{Evaluation, Timeouts};
 use super::virtual_users::{Pacing, VirtualUsers};
-use seckill::promises::Standing;
+use seckill::promises::CheckResult;
 
 const SECRET: &str = "a secret that is only used in tests, never elsewhere";
 
@@ -83,7 +83,7 @@ async fn verdict(stock: u32, fault: Fault) -> Report {
 }
 
 fn broken(report: &Report) -> Vec<&'static str> {
-    report.promises.iter().filter(|f| f.holds == Standing::Broken).map(|f| f.name).collect()
+    report.promises.iter().filter(|f| f.holds == CheckResult::Broken).map(|f| f.name).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -164,7 +164,7 @@ async fn buyers_of_a_busy_shop_ask_until_they_know() {
     assert_eq!((report.accepted, report.gave_up), (300, 0), "there was enough for everybody");
     assert!(report.unconfirmed > 0);
     let undersold = report.promises.iter().find(|f| f.name == "no_undersell").expect("it is listed");
-    assert_eq!(undersold.holds, Standing::NotChecked, "demand did not reach the stock");
+    assert_eq!(undersold.holds, CheckResult::Unknown, "demand did not reach the stock");
     assert_eq!(report.verdict, Verdict::Pass);
 }
 
@@ -234,16 +234,16 @@ async fn a_rule_of_the_run_counts_like_a_promise() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outsider_judges_by_what_buyers_can_read_and_leaves_the_rest_open() {
     let checked = |report: &Report| -> Vec<_> {
-        report.promises.iter().filter(|f| f.holds != Standing::NotChecked).map(|f| (f.name, f.holds)).collect()
+        report.promises.iter().filter(|f| f.holds != CheckResult::Unknown).map(|f| (f.name, f.holds)).collect()
     };
     let shop = Shop::open(50, Fault::None);
     let report = evaluate(&run_users(&shop, &demand(), 32).await, &NoAccess, 50).await;
-    assert_eq!(checked(&report), [("nothing_lost", Standing::Holds), ("honoured", Standing::Holds)]);
+    assert_eq!(checked(&report), [("nothing_lost", CheckResult::Holds), ("honoured", CheckResult::Holds)]);
     assert_eq!((report.verdict, report.unsold), (Verdict::Pass, None));
     assert_eq!((report.oversold, report.duplicates), (None, None), "nobody counted them");
     let shop = Shop::open(50, Fault::Loses);
     let report = evaluate(&run_users(&shop, &demand(), 32).await, &NoAccess, 50).await;
-    assert_eq!(checked(&report), [("nothing_lost", Standing::Broken), ("honoured", Standing::Holds)]);
+    assert_eq!(checked(&report), [("nothing_lost", CheckResult::Broken), ("honoured", CheckResult::Holds)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -73,7 +73,7 @@ async fn a_shop_that_lets_nothing_expire_fails() {
     let (_, report) = run_and_evaluate(100, Fault::NeverExpires, &with_short_timeout()).await;
     assert_eq!(report.verdict, Verdict::Fail);
     let ended = report.checks.iter().find(|check| check.name == "orders_ended").expect("it is listed");
-    assert_eq!(ended.holds, Standing::Broken, "{}", ended.detail);
+    assert_eq!(ended.holds, CheckResult::Broken, "{}", ended.detail);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,7 +81,7 @@ async fn a_shop_that_stops_answering_fails() {
     let (run, report) = run_and_evaluate(100, Fault::FallsSilent, &with_short_timeout()).await;
     assert_eq!(report.verdict, Verdict::Fail);
     let decided = report.checks.iter().find(|check| check.name == "everybody_decided").expect("it is listed");
-    assert_eq!(decided.holds, Standing::Broken, "{}", decided.detail);
+    assert_eq!(decided.holds, CheckResult::Broken, "{}", decided.detail);
     assert_eq!(report.gave_up, run.record.gave_up.len() as u64);
     assert!(broken(&report).contains(&"no_undersell"), "who gave up wanted a unit: {:?}", report.promises);
 }
@@ -91,7 +91,7 @@ async fn a_shop_that_forgets_payments_fails() {
     let (_, report) = run_and_evaluate(100, Fault::ForgetsPayments, &active_buyers()).await;
     assert_eq!(report.verdict, Verdict::Fail);
     let kept = report.checks.iter().find(|check| check.name == "moves_kept").expect("it is listed");
-    assert_eq!(kept.holds, Standing::Broken, "{}", kept.detail);
+    assert_eq!(kept.holds, CheckResult::Broken, "{}", kept.detail);
 }
 
 #[tokio::test(flavor = "multi_thread")]

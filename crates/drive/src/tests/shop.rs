@@ -9,7 +9,7 @@ use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
 use serde_json::json;
 
 use crate::observer::StoreObserver;
-use seckill::domain::{OrderId, OrderStatus, Pool, Reason, SaleId, UserId};
+use seckill::domain::{OrderId, OrderStatus, Pool, Rejection, SaleId, UserId};
 use seckill::promises::{ClaimFact, Flow, LedgerView, OrderFact, RedisView};
 
 /// What is wrong with a shop.
@@ -194,8 +194,8 @@ async fn purchase(shop: web::Data<Shop>, request: HttpRequest, body: web::Json<s
         state.forgotten.insert(id);
     }
     let reason = match shop.fault {
-        Fault::Rejects => Some(Reason::SoldOut),
-        Fault::RejectsAsSecond => Some(Reason::AlreadyPurchased),
+        Fault::Rejects => Some(Rejection::SoldOut),
+        Fault::RejectsAsSecond => Some(Rejection::AlreadyPurchased),
         _ => None,
     };
     if state.orders.len() == 10 && reason.is_some() {

@@ -1,4 +1,4 @@
-//! What a node sells while Redis cannot: the reserve of a sale, from the ledger.
+//! Steps 4 and 5 put together: a purchase goes to the stock in Redis, or falls back to the reserve in the ledger.
 //!
 //! In: a purchase on its way to the stock. Decided: whether Redis is asked at all (a circuit breaker: one that does not
 //! answer is left alone, but for one probe at a time), and whether the reserve is asked instead (a bulkhead: at most a
@@ -22,24 +22,24 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::config;
 use crate::domain::{OrderId, Outcome, Purchase, Refusal, Sale, SaleId};
 use crate::ledger::{Ledger, Reserved};
-use crate::stock::{Answer, Contact, Stock};
-use breaker::Report;
+use crate::stock::{Answer, Reachability, Stock};
+use breaker::Outcome as CallOutcome;
 use circuit::Circuit;
 use metrics::Metrics;
 
 /// How long a buyer waits for the reserve. The limits of the server are shorter; this one is for a server that hangs.
-const PATIENCE: Duration = Duration::from_secs(6);
+const RESERVE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// The stock, with the reserve behind it. One for the whole node.
-pub struct Fallback {
+/// The way of every purchase: the stock, and the reserve where Redis cannot sell. One for the whole node.
+pub struct Purchasing {
     stock: Stock,
     ledger: Ledger,
     circuit: Circuit,
-    seats: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     metrics: Metrics,
 }
 
-impl Fallback {
+impl Purchasing {
     pub fn new(
         settings: &config::Fallback,
         stock: Stock,
@@ -47,8 +47,8 @@ impl Fallback {
         registry: &Registry,
     ) -> Result<Self, prometheus::Error> {
         let circuit = Circuit::new(settings.failures, Duration::from_millis(settings.open_ms), Instant::now);
-        let seats = Arc::new(Semaphore::new(settings.concurrency));
-        Ok(Self { stock, ledger, circuit, seats, metrics: Metrics::registered(registry)? })
+        let permits = Arc::new(Semaphore::new(settings.concurrency));
+        Ok(Self { stock, ledger, circuit, permits, metrics: Metrics::registered(registry)? })
     }
 
     /// The answer of the stock or, where it has none, that of the reserve. `spare` is an order id that nobody has used.
@@ -57,7 +57,7 @@ impl Fallback {
         let kept = (sale.reserve > 0).then(|| purchase.clone());
         let answer = self.ask_stock(sale.id, purchase).await;
         match kept {
-            Some(purchase) if steps_in(&answer) => {
+            Some(purchase) if should_fall_back(&answer) => {
                 let outcome = self.ask_reserve(sale.id, purchase, spare, answer.outcome).await;
                 Answer { outcome, ..answer }
             }
@@ -66,27 +66,27 @@ impl Fallback {
     }
 
     async fn ask_stock(&self, sale: SaleId, purchase: Purchase) -> Answer {
-        let Some(permit) = self.circuit.enter() else {
-            return Answer { outcome: Outcome::NotTried, news: None, contact: Contact::Silent };
+        let Some(permit) = self.circuit.try_acquire() else {
+            return Answer { outcome: Outcome::NotTried, update: None, reachability: Reachability::Unreachable };
         };
         let answer = self.stock.purchase(sale, purchase).await;
-        permit.report(match answer.contact {
-            Contact::Answered => Report::Answered,
-            Contact::Silent => Report::Silent,
-            Contact::Crowded => Report::Nothing,
+        permit.record(match answer.reachability {
+            Reachability::Reached => CallOutcome::Success,
+            Reachability::Unreachable => CallOutcome::Failure,
+            Reachability::QueueFull => CallOutcome::Ignored,
         });
         self.metrics.breaker_open.set(i64::from(!self.circuit.is_closed()));
         answer
     }
 
     async fn ask_reserve(&self, sale: SaleId, purchase: Purchase, spare: OrderId, first: Outcome) -> Outcome {
-        let Ok(seat) = Arc::clone(&self.seats).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
             self.metrics.count("crowded");
             return first;
         };
         let order = purchase.order;
-        let (reserved, outcome) = match self.take(seat, sale, purchase, spare).await {
-            Taken::Answered(reserved) => (name(&reserved), settle(reserved, first)),
+        let (reserved, outcome) = match self.take(permit, sale, purchase, spare).await {
+            Taken::Answered(reserved) => (name(&reserved), merge_outcomes(reserved, first)),
             Taken::Failed => ("failed", first),
             Taken::NoAnswer => ("unknown", Outcome::Unknown(order)),
         };
@@ -94,15 +94,15 @@ impl Fallback {
         outcome
     }
 
-    /// The seat stays taken until the ledger is done, whatever becomes of the buyer who waits.
-    async fn take(&self, seat: OwnedSemaphorePermit, sale: SaleId, purchase: Purchase, spare: OrderId) -> Taken {
+    /// The permit is held until the ledger is done, whatever becomes of the buyer who waits.
+    async fn take(&self, permit: OwnedSemaphorePermit, sale: SaleId, purchase: Purchase, spare: OrderId) -> Taken {
         let ledger = self.ledger.clone();
         let work = tokio::spawn(async move {
             let reserved = ledger.reserve_purchase(sale, purchase, spare).await;
-            drop(seat);
+            drop(permit);
             reserved
         });
-        match tokio::time::timeout(PATIENCE, work).await {
+        match tokio::time::timeout(RESERVE_TIMEOUT, work).await {
             Ok(Ok(Ok(reserved))) => Taken::Answered(reserved),
             Ok(Ok(Err(error))) => {
                 tracing::debug!(%sale, %error, "the reserve could not be asked");
@@ -122,16 +122,16 @@ enum Taken {
 
 /// Whether the reserve is asked: Redis could not be reached, or answers that it may not sell, as during a rebuild.
 ///
-/// Not when Redis sells and only this node is behind (`news` of a newer generation): a second later it will not be. Nor
-/// when too many wait in line already: that is demand, not a fault.
-const fn steps_in(answer: &Answer) -> bool {
+/// Not when Redis sells and only this node is behind (an update of a newer generation): a second later it will not be. Nor
+/// when the queue is full already: that is demand, not a fault.
+const fn should_fall_back(answer: &Answer) -> bool {
     matches!(answer.outcome, Outcome::Cold | Outcome::NotTried | Outcome::Unknown(_))
-        && answer.news.is_none()
-        && !matches!(answer.contact, Contact::Crowded)
+        && answer.update.is_none()
+        && !matches!(answer.reachability, Reachability::QueueFull)
 }
 
 /// The answer to a buyer whose purchase came to `first` in Redis.
-const fn settle(reserved: Reserved, first: Outcome) -> Outcome {
+const fn merge_outcomes(reserved: Reserved, first: Outcome) -> Outcome {
     match (reserved, first) {
         (Reserved::Accepted(accepted), _) => Outcome::Accepted(accepted),
         (Reserved::Unknown(order), _) => Outcome::Unknown(order),
@@ -168,24 +168,24 @@ mod tests {
     #[test]
     fn what_is_unknown_stays_unknown_unless_the_ledger_knows_of_an_order() {
         let unknown = Outcome::Unknown(order(1));
-        assert_eq!(settle(Reserved::Exhausted, unknown), unknown);
-        assert_eq!(settle(Reserved::Refused(Refusal::Ended), unknown), unknown);
+        assert_eq!(merge_outcomes(Reserved::Exhausted, unknown), unknown);
+        assert_eq!(merge_outcomes(Reserved::Refused(Refusal::Ended), unknown), unknown);
         let held = Refusal::AlreadyPurchased { order: order(2) };
-        assert_eq!(settle(Reserved::Refused(held), unknown), Outcome::Refused(held));
+        assert_eq!(merge_outcomes(Reserved::Refused(held), unknown), Outcome::Refused(held));
         let accepted = Accepted { order: order(1), quantity: 1, replayed: false };
-        assert_eq!(settle(Reserved::Accepted(accepted), unknown), Outcome::Accepted(accepted));
+        assert_eq!(merge_outcomes(Reserved::Accepted(accepted), unknown), Outcome::Accepted(accepted));
     }
 
     #[test]
-    fn a_line_that_is_too_long_is_demand_and_no_fault_that_the_reserve_bridges() {
-        let answer = |contact| Answer { outcome: Outcome::NotTried, news: None, contact };
-        assert!(steps_in(&answer(Contact::Silent)));
-        assert!(!steps_in(&answer(Contact::Crowded)));
+    fn a_full_queue_is_demand_and_no_fault_that_the_reserve_bridges() {
+        let answer = |reachability| Answer { outcome: Outcome::NotTried, update: None, reachability };
+        assert!(should_fall_back(&answer(Reachability::Unreachable)));
+        assert!(!should_fall_back(&answer(Reachability::QueueFull)));
     }
 
     #[test]
     fn a_reserve_that_is_gone_is_a_fault_and_never_sold_out() {
-        assert_eq!(settle(Reserved::Exhausted, Outcome::Cold), Outcome::Cold);
-        assert_eq!(settle(Reserved::Refused(Refusal::Ended), Outcome::Cold), Outcome::Refused(Refusal::Ended));
+        assert_eq!(merge_outcomes(Reserved::Exhausted, Outcome::Cold), Outcome::Cold);
+        assert_eq!(merge_outcomes(Reserved::Refused(Refusal::Ended), Outcome::Cold), Outcome::Refused(Refusal::Ended));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::breaker::{Breaker, Pass, Report};
+use super::breaker::{Breaker, Outcome, Permit};
 
 /// Whether this node asks Redis.
 #[derive(Debug)]
@@ -12,12 +12,13 @@ pub struct Circuit {
     clock: fn() -> Instant,
 }
 
-/// Leave for one call. Dropped without a word, as when its caller has gone away, it says [`Report::Nothing`].
+/// Permission for one call. Dropped without an outcome, as when its caller has gone away, it counts as
+/// [`Outcome::Ignored`].
 #[derive(Debug)]
-pub struct Permit<'a> {
+pub struct CallPermit<'a> {
     circuit: &'a Circuit,
-    pass: Pass,
-    report: Report,
+    permit: Permit,
+    outcome: Outcome,
 }
 
 impl Circuit {
@@ -25,10 +26,10 @@ impl Circuit {
         Self { breaker: Mutex::new(Breaker::new(failures, open_for)), clock }
     }
 
-    /// Leave to ask Redis, or `None`: it does not answer, and this call is not the one that tries again.
-    pub fn enter(&self) -> Option<Permit<'_>> {
-        let pass = self.breaker().ask((self.clock)())?;
-        Some(Permit { circuit: self, pass, report: Report::Nothing })
+    /// Permission to ask Redis, or `None`: it does not answer, and this call is not the probe.
+    pub fn try_acquire(&self) -> Option<CallPermit<'_>> {
+        let permit = self.breaker().try_acquire((self.clock)())?;
+        Some(CallPermit { circuit: self, permit, outcome: Outcome::Ignored })
     }
 
     pub fn is_closed(&self) -> bool {
@@ -41,17 +42,17 @@ impl Circuit {
     }
 }
 
-impl Permit<'_> {
-    pub fn report(mut self, report: Report) {
-        self.report = report;
+impl CallPermit<'_> {
+    pub fn record(mut self, outcome: Outcome) {
+        self.outcome = outcome;
     }
 }
 
-impl Drop for Permit<'_> {
+impl Drop for CallPermit<'_> {
     fn drop(&mut self) {
         let mut breaker = self.circuit.breaker();
         let was_closed = breaker.is_closed();
-        breaker.report(self.pass, self.report, (self.circuit.clock)());
+        breaker.record(self.permit, self.outcome, (self.circuit.clock)());
         let is_closed = breaker.is_closed();
         drop(breaker);
         match (was_closed, is_closed) {

@@ -8,7 +8,7 @@ use drive::environment::SandboxSettings;
 use prometheus::Registry;
 use seckill::app::Roles;
 use seckill::domain::{OrderId, Outcome};
-use seckill::fallback::Fallback;
+use seckill::purchasing::Purchasing;
 use seckill::stock::Stock;
 
 /// Whoever has found Redis silent leaves it alone for the time that was agreed, however well it may be again.
@@ -23,7 +23,7 @@ async fn a_node_whose_breaker_is_open_sends_no_purchase_to_redis() {
     (cut.fallback.failures, cut.fallback.open_ms) = (1, 3_600_000);
     let stock = Stock::connect(&cut.redis).expect("a Redis URL");
     let ledger = bench.running.service.ledger.clone();
-    let node = Fallback::new(&cut.fallback, stock.clone(), ledger, &Registry::new()).expect("metrics");
+    let node = Purchasing::new(&cut.fallback, stock.clone(), ledger, &Registry::new()).expect("metrics");
     let ask = async |user, spare| {
         let answer = node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, spare)).await;
         assert!(matches!(answer.outcome, Outcome::Accepted(_)), "{:?}", answer.outcome);

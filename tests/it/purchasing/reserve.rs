@@ -14,7 +14,7 @@ use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{Pool, SaleId};
-use seckill::promises::Standing;
+use seckill::promises::CheckResult;
 
 /// The statement that takes units of the reserve.
 const TAKE: Spot = Spot::Statement("UPDATE stock SET reserve = reserve - $4");
@@ -55,7 +55,7 @@ impl Scene {
 
     async fn broken(&self, sale: SaleId) -> Vec<(&'static str, String)> {
         let findings = self.whole.service.operator.audit(sale).await.expect("an audit");
-        let broken = findings.into_iter().filter(|finding| finding.holds == Standing::Broken);
+        let broken = findings.into_iter().filter(|finding| finding.holds == CheckResult::Broken);
         broken.map(|finding| (finding.name, finding.detail)).collect()
     }
 

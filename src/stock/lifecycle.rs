@@ -9,9 +9,9 @@ use crate::domain::{OrderId, Sale, SaleId, SaleState, UserId};
 
 /// The run id of a Redis process: another process has another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Home(String);
+pub struct RunId(String);
 
-impl Home {
+impl RunId {
     /// The process with this run id.
     pub fn of(run_id: &str) -> Self {
         Self(run_id.to_owned())
@@ -26,7 +26,7 @@ impl Home {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frozen {
     /// Nothing sells until a `warm` with the same token.
-    Yes { home: Home, generation: i64 },
+    Yes { run_id: RunId, generation: i64 },
     /// A holder with a greater token was here.
     Stale,
 }
@@ -59,9 +59,9 @@ impl Stock {
     pub async fn freeze(&self, sale: SaleId, token: i64) -> Result<Frozen, Error> {
         let mut call = FREEZE.call(&[keys::sale(sale)]);
         call.arg(token).arg(self.retention_ms());
-        let (code, home, generation): (i64, String, i64) = call.run(&mut self.redis.clone()).await?;
+        let (code, run_id, generation): (i64, String, i64) = call.run(&mut self.redis.clone()).await?;
         match FreezeCode::from_code(code) {
-            Some(FreezeCode::Frozen) => Ok(Frozen::Yes { home: Home(home), generation }),
+            Some(FreezeCode::Frozen) => Ok(Frozen::Yes { run_id: RunId(run_id), generation }),
             Some(FreezeCode::Stale) => Ok(Frozen::Stale),
             None => Err(Error::Reply(format!("freeze: {code}"))),
         }
@@ -78,12 +78,12 @@ impl Stock {
         &self,
         sale: &Sale,
         token: i64,
-        home: &Home,
+        run_id: &RunId,
         on_sale: &OnSale,
         part: WarmPart<'_>,
     ) -> Result<WarmCode, Error> {
         let mut call = WARM.call(&keys::all(sale.id));
-        call.arg(token).arg(&home.0).arg(u8::from(part.first)).arg(u8::from(part.last));
+        call.arg(token).arg(&run_id.0).arg(u8::from(part.first)).arg(u8::from(part.last));
         call.arg(on_sale.generation).arg(on_sale.total).arg(on_sale.remaining);
         call.arg(SaleState::as_str(sale.state)).arg(sale.max_quantity);
         call.arg(ms(sale.starts_at)).arg(ms(sale.ends_at)).arg(sale.revision);
@@ -101,7 +101,7 @@ impl Stock {
     /// Raises the total to what the ledger has given to Redis. Never lowers it.
     pub async fn set_total(&self, sale: SaleId, generation: i64, redis_total: u32) -> Result<StockCode, Error> {
         let mut call = STOCK.call(&[keys::sale(sale)]);
-        call.arg(generation).arg(redis_total).arg(keys::NEWS_CHANNEL).arg(sale.to_string());
+        call.arg(generation).arg(redis_total).arg(keys::STOCK_UPDATES_CHANNEL).arg(sale.to_string());
         let (code, _, _): (i64, i64, i64) = call.run(&mut self.redis.clone()).await?;
         StockCode::from_code(code).ok_or_else(|| Error::Reply(format!("stock: {code}")))
     }
@@ -118,7 +118,7 @@ impl Stock {
     /// Gives back the units of an order that the ledger has closed.
     pub async fn release(&self, sale: SaleId, user: &UserId, order: OrderId) -> Result<ReleaseCode, Error> {
         let mut call = RELEASE.call(&[keys::sale(sale), keys::claims(sale)]);
-        call.arg(user.as_str()).arg(order.to_string()).arg(keys::NEWS_CHANNEL).arg(sale.to_string());
+        call.arg(user.as_str()).arg(order.to_string()).arg(keys::STOCK_UPDATES_CHANNEL).arg(sale.to_string());
         let (code, _, _): (i64, i64, i64) = call.run(&mut self.redis.clone()).await?;
         ReleaseCode::from_code(code).ok_or_else(|| Error::Reply(format!("release: {code}")))
     }

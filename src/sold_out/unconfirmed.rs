@@ -15,7 +15,7 @@ const CAPACITY: usize = 65_536;
 
 /// A bounded set of (sale, user). Asking costs one atomic load while it is empty.
 #[derive(Default)]
-pub struct Doubtful {
+pub struct UnconfirmedBuyers {
     // By hash: a collision lets somebody past the flag to the stock, which is always right.
     hasher: RandomState,
     size: AtomicUsize,
@@ -30,7 +30,7 @@ struct Members {
     entries: u64,
 }
 
-impl Doubtful {
+impl UnconfirmedBuyers {
     pub fn contains(&self, sale: SaleId, user: &UserId) -> bool {
         self.size.load(Ordering::Relaxed) > 0 && self.members().latest.contains_key(&self.hash(sale, user))
     }
@@ -76,34 +76,34 @@ mod tests {
 
     #[test]
     fn it_remembers_the_latest_and_never_more_than_its_capacity() {
-        let doubtful = Doubtful::default();
+        let unconfirmed = UnconfirmedBuyers::default();
         let sale = SaleId::new(1).expect("a sale id");
         let user = |n: usize| format!("u{n}").parse::<UserId>().expect("a user id");
-        assert!(!doubtful.contains(sale, &user(0)));
+        assert!(!unconfirmed.contains(sale, &user(0)));
         for n in 0..=CAPACITY {
-            doubtful.add(sale, &user(n));
+            unconfirmed.add(sale, &user(n));
         }
-        assert!(!doubtful.contains(sale, &user(0)), "the oldest has given way");
-        assert!(doubtful.contains(sale, &user(CAPACITY)));
-        assert_eq!(doubtful.size.load(Ordering::Relaxed), CAPACITY);
+        assert!(!unconfirmed.contains(sale, &user(0)), "the oldest has given way");
+        assert!(unconfirmed.contains(sale, &user(CAPACITY)));
+        assert_eq!(unconfirmed.size.load(Ordering::Relaxed), CAPACITY);
     }
 
     #[test]
     fn who_was_answered_is_forgotten_and_may_come_into_doubt_again() {
-        let doubtful = Doubtful::default();
+        let unconfirmed = UnconfirmedBuyers::default();
         let sale = SaleId::new(1).expect("a sale id");
         let user = |n: usize| format!("u{n}").parse::<UserId>().expect("a user id");
-        doubtful.add(sale, &user(0));
-        doubtful.remove(sale, &user(0));
-        assert!(!doubtful.contains(sale, &user(0)));
-        assert_eq!(doubtful.size.load(Ordering::Relaxed), 0);
-        doubtful.add(sale, &user(0));
+        unconfirmed.add(sale, &user(0));
+        unconfirmed.remove(sale, &user(0));
+        assert!(!unconfirmed.contains(sale, &user(0)));
+        assert_eq!(unconfirmed.size.load(Ordering::Relaxed), 0);
+        unconfirmed.add(sale, &user(0));
         // The entry of the first doubt is the oldest; that it goes says nothing of the second.
         for n in 1..CAPACITY {
-            doubtful.add(sale, &user(n));
+            unconfirmed.add(sale, &user(n));
         }
-        assert!(doubtful.contains(sale, &user(0)));
-        doubtful.add(sale, &user(CAPACITY));
-        assert!(!doubtful.contains(sale, &user(0)));
+        assert!(unconfirmed.contains(sale, &user(0)));
+        unconfirmed.add(sale, &user(CAPACITY));
+        assert!(!unconfirmed.contains(sale, &user(0)));
     }
 }
