@@ -1,4 +1,4 @@
--- Makes a lock live on, as long as it is ours. Never makes it anew: in between somebody else may have held it.
+-- Extends the lease of a lock that is ours. Never creates it again: in between another may have held it.
 --
 -- KEYS  1 lock
 -- ARGV  1 acquisition id  2 time to live, milliseconds

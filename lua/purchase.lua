@@ -105,7 +105,7 @@ local function decide(at)
     return REPLAYED, first_order .. '|' .. units
   end
 
-  -- A retry learns its truth before the opening hours are looked at: also after the end.
+  -- A retry gets its answer before the opening hours are checked: also after the end.
   local held_order, held_units
   if claimed[user] then
     held_order, held_units = string.match(claimed[user], '^([^|]+)|(%d+)|')

@@ -133,7 +133,7 @@ pub struct Outbox {
     pub batch: usize,
     /// How long a read waits for new entries.
     pub block_ms: u64,
-    /// After how long without a sign of life the entries of another relay are taken over.
+    /// After how long without activity the entries of another relay are taken over.
     pub claim_after_ms: u64,
 }
 
@@ -146,7 +146,7 @@ pub struct Consumer {
     /// First wait after the database failed; doubles up to the second.
     pub retry_ms: u64,
     pub max_retry_ms: u64,
-    /// A consumer that Kafka has not heard a poll of for so long loses its partitions. Not below
+    /// A consumer that has not polled Kafka for so long loses its partitions. Not below
     /// `kafka.session_timeout_ms`.
     pub max_poll_ms: u64,
 }
@@ -155,7 +155,7 @@ pub struct Consumer {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reconcile {
-    /// How often a sale is looked at.
+    /// How often a sale is inspected.
     pub every_ms: u64,
     /// How often its claims are compared with its rows.
     pub deep_every_ms: u64,
@@ -163,7 +163,7 @@ pub struct Reconcile {
     pub grace_ms: u64,
     /// Most repairs of one kind in one run.
     pub max_repairs: u32,
-    /// After how long without a sign of life a relay is taken for dead, and a rebuild waits for it no longer.
+    /// After how long without a heartbeat a relay is taken for dead, and a rebuild waits for it no longer.
     pub relay_stale_ms: u64,
     pub lock_ttl_ms: u64,
     /// Longest that one run may hold a sale's lock.

@@ -6,21 +6,22 @@
 //! 1. [`api`]: a `POST /api/v1/sales/{id}/purchases` is read, its caller known, its body understood.
 //! 2. [`admission`]: the blacklist, the buckets of user, address and node, and a challenge if the sale asks for one.
 //! 3. [`sold_out`]: a flag in this process says whether anything is left. Most losers leave here, without I/O.
-//! 4. [`stock`]: one Lua script decides in Redis. It takes the units, records the claim and appends the order to the
-//!    outbox, all or nothing. Purchases of one sale that arrive together travel together.
-//!    When Redis cannot be reached, [`purchasing`] sells the sale's reserve from the ledger instead.
+//! 4. [`purchasing`]: the purchase goes to the [`stock`], where one Lua script decides in Redis. It takes the units,
+//!    records the claim and appends the order to the outbox, all or nothing. Purchases of one sale that arrive together
+//!    go in one batch. Where Redis cannot sell, a circuit breaker opens, and the sale's reserve is sold from the ledger.
 //! 5. Back in [`api`]: 202 with the order's id, or the reason why not. The order is durable already.
 //! 6. [`outbox`]: the relay publishes the order to Kafka, and removes it from the outbox once Kafka has confirmed it.
 //! 7. [`consumer`]: reads Kafka in batches, and commits its offsets once the ledger has said yes.
 //! 8. [`ledger`]: the batch becomes rows in PostgreSQL, in one statement for each sale, under an optimistic lock. This is
-//!    the last wall: even a Redis that had lost its memory could not make it sell a unit twice.
-//! 9. [`reconcile`]: the auditor finds what a fault has left undone, and does it under a [`lock`]; it alone carries the
-//!    ledger's word to Redis.
+//!    the last line of defence: even a Redis that had lost its memory could not make it sell a unit twice.
+//! 9. [`reconcile`]: the reconciler finds what a fault has left undone, and repairs it under a distributed [`lock`]. It is
+//!    the only writer from the ledger to Redis.
 //!
-//! Arrows point one way: `api` → `admission` → `sold_out` → `stock`, and the stages behind Redis never import the edge.
-//! What the whole of it promises is code, too: [`promises`].
+//! `api` calls `admission`, `sold_out` and `purchasing` in this order, and `purchasing` calls `stock` and `ledger`. The
+//! stages behind Redis never import the edge; `tests/layers.rs` lists every arrow. What the whole of it promises is code,
+//! too: [`promises`]. Terms are explained in `docs/glossary.md`.
 
-// The words that everything else speaks in.
+// The vocabulary of all other modules.
 pub mod domain;
 
 // What is promised, as checks over a snapshot of ledger, Redis and the buyers' record.
@@ -35,10 +36,13 @@ pub mod admission;
 // Step 3. Answers most losers from memory.
 pub mod sold_out;
 
+// Step 4. The way of every purchase: the stock, and the reserve where Redis cannot sell.
+pub mod purchasing;
+
 // Step 4. Decides, in one atomic script.
 pub mod stock;
 
-// How a script is run when Redis knows it, and when it does not.
+// Runs a script by its hash, and by its text where Redis does not know the hash.
 pub mod lua;
 
 // Step 6. From Redis to Kafka, at least once.
@@ -59,16 +63,13 @@ pub mod lock;
 // The operator's commands, the same by HTTP and by the command line.
 pub mod operator;
 
-// The stock with the reserve behind it, for when Redis does not answer.
-pub mod purchasing;
-
 // How an order is closed: ledger first, then Redis.
 pub mod closing;
 
 // Money for orders: a simulated provider, and the callback of a real one.
 pub mod payment;
 
-// Which sales exist and who is blocked: the truth in PostgreSQL, a fresh copy on each node.
+// Which sales exist and who is blocked: stored in PostgreSQL, with a snapshot on each node.
 pub mod catalogue;
 
 // Every setting, with its default.

@@ -32,7 +32,7 @@ pub enum Error {
     #[error("{0}; the sale is still a draft, repeat the command to open it")]
     NotOpened(String),
     /// Redis holds something that nothing of this wrote.
-    #[error("Redis holds what nobody can read: {0}")]
+    #[error("Redis holds an unreadable value: {0}")]
     Corrupt(String),
     #[error("a server did not answer: {0}")]
     Unavailable(String),
@@ -100,14 +100,14 @@ impl Operator {
     ///
     /// Ledger and Redis cannot be read at one instant, so a promise counts as broken only if it is broken twice.
     pub async fn audit(&self, id: SaleId) -> Result<Vec<Finding>, Error> {
-        let findings = self.look(id).await?;
+        let findings = self.check_promises(id).await?;
         if findings.iter().any(|finding| finding.holds == CheckResult::Broken) {
-            return self.look(id).await;
+            return self.check_promises(id).await;
         }
         Ok(findings)
     }
 
-    async fn look(&self, id: SaleId) -> Result<Vec<Finding>, Error> {
+    async fn check_promises(&self, id: SaleId) -> Result<Vec<Finding>, Error> {
         // In the order in which orders travel: whatever moves on in between is counted again further down, and looks
         // unsettled rather than wrong. Ledger before Redis, because a claim is older than its row.
         let outbox = self.seen_in_redis(id).await?.map(|redis| redis.outbox);

@@ -10,7 +10,7 @@
 //!
 //! Each part is told only after the one before has ended. That it stops in the middle of anything is no danger (every
 //! step is safe to repeat); the order only spares the next process the repeating. A part that does not end within
-//! its patience is left behind, and a second signal ends the wait at once.
+//! its timeout is left behind, and a second signal ends the wait at once.
 
 use std::future::Future;
 use std::io;
@@ -109,8 +109,8 @@ impl Stop {
     }
 
     /// Waits for the first of `signals` (or [`Stop::request`]), then stops the parts in order. `drain`: how long
-    /// readiness is off before the node stops accepting. `patience`: how long each part may take to end.
-    pub async fn run(&self, mut signals: mpsc::Receiver<()>, drain: Duration, patience: Duration) -> Stopped {
+    /// readiness is off before the node stops accepting. `part_timeout`: how long each part may take to end.
+    pub async fn run(&self, mut signals: mpsc::Receiver<()>, drain: Duration, part_timeout: Duration) -> Stopped {
         tokio::select! {
             () = next(&mut signals) => {}
             () = self.0.requested.cancelled() => {}
@@ -123,11 +123,11 @@ impl Stop {
                 self.0.parts.iter().for_each(|part| part.token.cancel());
                 Stopped::AtOnce
             }
-            stopped = self.in_order(drain, patience) => stopped,
+            stopped = self.in_order(drain, part_timeout) => stopped,
         }
     }
 
-    async fn in_order(&self, drain: Duration, patience: Duration) -> Stopped {
+    async fn in_order(&self, drain: Duration, part_timeout: Duration) -> Stopped {
         self.0.ready.store(false, Ordering::Release);
         tracing::info!(?drain, "stopping: no longer ready");
         tokio::time::sleep(drain).await;
@@ -136,8 +136,8 @@ impl Stop {
             let running = self.running(part);
             running.token.cancel();
             running.tasks.close();
-            if tokio::time::timeout(patience, running.tasks.wait()).await.is_err() {
-                tracing::warn!(?part, ?patience, "a part of the process did not end in time and is left behind");
+            if tokio::time::timeout(part_timeout, running.tasks.wait()).await.is_err() {
+                tracing::warn!(?part, ?part_timeout, "a part of the process did not end in time and is left behind");
                 stopped = Stopped::Late;
             }
         }

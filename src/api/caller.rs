@@ -11,7 +11,7 @@ use super::problem::{Code, Problem};
 use crate::admission::identity::Identity;
 use crate::domain::{Sale, SaleId, SaleState};
 
-/// Names that the library does not know. Made once: a name that is a text is read anew for each look-up.
+/// Header names that the library does not know. Parsed once: a name given as text is parsed at each look-up.
 static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub static FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 

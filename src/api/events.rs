@@ -1,6 +1,6 @@
 //! Server-sent events of one order: its state now and at every change, until the state is final.
 //!
-//! A stream costs a connection and a look each second, so a node has few of them and none for ever: beyond
+//! A stream costs a connection and a poll each second, so a node has few of them and none for ever: beyond
 //! `http.max_event_streams` it answers 503, and after `http.event_stream_s`, or when the node stops, the stream ends
 //! and the browser connects again by itself, here or elsewhere.
 
@@ -20,12 +20,12 @@ use super::problem::{Code, Problem};
 use crate::config;
 use crate::domain::{OrderId, UserId};
 
-/// Looks of all streams at a time. Each takes a connection to the ledger, and the rest of the pool is for others: with
-/// more streams than this can serve, news comes later, and nobody else waits.
-static LOOKS: Semaphore = Semaphore::const_new(2);
-/// How often the order is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// After how many looks without a change a comment keeps the connection open.
+/// Polls of all streams at a time. Each takes a connection to the ledger, and the rest of the pool is for others: with
+/// more streams than this can serve, events come later, and no other request waits.
+static POLLS: Semaphore = Semaphore::const_new(2);
+/// How often the order is read.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// After how many polls without a change a comment keeps the connection open.
 const COMMENT_AFTER: u32 = 15;
 
 /// The streams that a node may have.
@@ -76,9 +76,9 @@ pub async fn stream(
 }
 
 impl Watching {
-    async fn look(&self) -> Result<OrderView, Problem> {
+    async fn poll(&self) -> Result<OrderView, Problem> {
         // Never closed; without a permit it would only be less polite.
-        let _turn = LOOKS.acquire().await;
+        let _turn = POLLS.acquire().await;
         orders::find(&self.api, &self.user, self.id).await
     }
 
@@ -88,12 +88,12 @@ impl Watching {
             return self.tell(order);
         }
         for _ in 0..COMMENT_AFTER {
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
             if !self.api.stop.is_ready() || Instant::now() >= self.until {
                 return (Bytes::from_static(b": connect again\n\n"), None);
             }
-            // A fault is not an event: the next look may succeed.
-            let Ok(order) = self.look().await else {
+            // A fault is not an event: the next poll may succeed.
+            let Ok(order) = self.poll().await else {
                 continue;
             };
             if self.last.as_ref() != Some(&order) {

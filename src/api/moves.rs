@@ -69,7 +69,7 @@ async fn own_row(api: &Api, path: &str, request: &HttpRequest, body: Body) -> Re
         if view.status == OrderStatus::Queued {
             return Err(illegal(id, OrderStatus::Queued).retry_after(1));
         }
-        // The row was inserted between the two looks, and the next one finds it.
+        // The row was inserted between the two reads, and the next read finds it.
     }
 }
 

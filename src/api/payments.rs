@@ -45,7 +45,7 @@ pub struct Answer {
 
 pub async fn callback(api: web::Data<Api>, request: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
     let body = caller::read(body)?;
-    // Without a secret nobody can be told from a forger, so there is nobody to talk to.
+    // Without a secret no signature can be checked, so this address does not exist.
     let signature = api.callbacks.as_ref().ok_or_else(|| Problem::new(Code::NotFound))?;
     let shown = caller::single_header(request.headers(), &SIGNATURE)?.unwrap_or_default();
     if !signature.is_genuine(&body, shown) {

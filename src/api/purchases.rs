@@ -140,7 +140,7 @@ fn respond(api: &Api, sale: &Sale, user: &UserId, outcome: Outcome) -> Result<Ht
         Outcome::Refused(Refusal::SoldOut) => Ok(problem::sold_out()),
         Outcome::Refused(refusal) => Err(refusal_problem(refusal)),
         Outcome::Cold => {
-            // Perhaps the sale lives at a newer generation than this node has heard of.
+            // Perhaps the sale has a newer generation than this node knows.
             api.catalogue.request_refresh();
             Err(Problem::unavailable())
         }

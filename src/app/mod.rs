@@ -30,7 +30,7 @@ use crate::telemetry;
 pub use health::RedisHealth;
 pub use http::{BACKLOG, HEAD_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS_PER_WORKER};
 
-/// How often a node looks for changes of the catalogue.
+/// How often a node refreshes its copy of the catalogue.
 const CATALOGUE_EVERY: Duration = Duration::from_secs(1);
 
 /// What a process does. Any number of processes may play each role.
@@ -63,9 +63,9 @@ pub async fn run(settings: Settings, roles: Roles) -> anyhow::Result<()> {
     let service = Service::start(&settings, roles, &stop).await?;
     stop.set_ready();
     let drain = Duration::from_millis(settings.http.drain_ms);
-    let patience = Duration::from_secs(settings.http.shutdown_timeout_s)
+    let part_timeout = Duration::from_secs(settings.http.shutdown_timeout_s)
         + Duration::from_millis(settings.kafka.delivery_timeout_ms);
-    let stopped = stop.run(signals, drain, patience).await;
+    let stopped = stop.run(signals, drain, part_timeout).await;
     service.ledger.pool().close().await;
     tracing::info!(?stopped, "stopped");
     anyhow::ensure!(stopped != Stopped::Late, "a part did not stop in time");

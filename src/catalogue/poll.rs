@@ -13,9 +13,9 @@ use super::{Catalogue, Error, Snapshot};
 
 /// How long the poller waits for an answer. Longer than the server's own limits, so it only ever ends a wait for a
 /// server that is silent.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Least time between two rounds. Every request of a flash sale may nudge; PostgreSQL is to hear of it ten times a
+/// Least time between two rounds. Every request of a flash sale may ask for a refresh; PostgreSQL is to see ten times a
 /// second at most.
 const FLOOR: Duration = Duration::from_millis(100);
 
@@ -42,13 +42,13 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Asks the poller to refresh now. Never waits; several nudges before it wakes are one, and rounds keep a
+    /// Asks the poller to refresh now. Never waits; several requests before it wakes are one, and rounds keep a
     /// distance of a tenth of a second however many there are.
     pub fn request_refresh(&self) {
         self.shared.refresh.notify_one();
     }
 
-    /// Refreshes each `period`, and when nudged, until `stop`.
+    /// Refreshes each `period`, and when asked to, until `stop`.
     pub async fn run(&self, period: Duration, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -69,10 +69,10 @@ impl Catalogue {
 
     /// One round of `run`: refreshes, and says so when that begins to fail or to succeed again.
     pub async fn run_once(&self) {
-        let fault = match tokio::time::timeout(PATIENCE, self.refresh()).await {
+        let fault = match tokio::time::timeout(REFRESH_TIMEOUT, self.refresh()).await {
             Ok(Ok(())) => None,
             Ok(Err(fault)) => Some(fault.to_string()),
-            Err(_) => Some(format!("no answer within {PATIENCE:?}")),
+            Err(_) => Some(format!("no answer within {REFRESH_TIMEOUT:?}")),
         };
         let was_stale = self.shared.stale.swap(fault.is_some(), Ordering::Relaxed);
         match fault {

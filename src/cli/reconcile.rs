@@ -1,4 +1,4 @@
-//! `seckill reconcile`: the auditor as a role, as one run by hand, or as a look that changes nothing.
+//! `seckill reconcile`: the auditor as a role, as one run by hand, or as a dry run that changes nothing.
 
 use anyhow::ensure;
 use clap::Args;
@@ -55,7 +55,7 @@ impl Reconcile {
             }
             left = again;
         }
-        ensure!(failed == 0, "{failed} sales could not be looked at to the end");
+        ensure!(failed == 0, "{failed} sales could not be inspected to the end");
         Ok(())
     }
 

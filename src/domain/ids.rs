@@ -80,7 +80,7 @@ impl fmt::Display for UserId {
     }
 }
 
-/// An order: a UUIDv8 of 32 bits of seconds, the 32-bit sale, and 58 bits of chance.
+/// An order: a UUIDv8 of 32 bits of seconds, the 32-bit sale, and 58 random bits.
 ///
 /// The sale inside the id lets a status read find the right Redis key without asking a database. The seconds
 /// only make ids sort roughly by age; nothing reads them back.
@@ -89,12 +89,12 @@ pub struct OrderId(Uuid);
 
 impl OrderId {
     /// A fresh id. `seconds` since the Unix epoch and 64 random bits (six of which give way to the UUID's
-    /// version and variant) come from the caller, which owns the clock and the source of chance.
+    /// version and variant) come from the caller, which owns the clock and the source of randomness.
     pub fn mint(sale: SaleId, seconds: u32, random: u64) -> Self {
         Self::assemble(seconds, sale, random)
     }
 
-    /// The one id that this user's Idempotency-Key stands for in this life of the sale.
+    /// The one id that this user's Idempotency-Key stands for in this generation of the sale.
     ///
     /// Everything but the sale comes from SHA-256, the seconds included: the same key retried a second later,
     /// on another node, or through the fallback, must arrive at the same primary key.

@@ -65,7 +65,7 @@ pub enum Rejection {
     SoldOut,
     /// The buyer holds another live order in the sale.
     AlreadyPurchased,
-    /// The order was accepted by an earlier life of the sale's Redis state.
+    /// The order was accepted at an earlier generation of the sale's Redis state.
     Superseded,
 }
 
@@ -158,7 +158,7 @@ pub struct OrderMessage {
     pub user: UserId,
     /// Units, at least 1.
     pub quantity: u32,
-    /// The life of the sale's Redis state that accepted it.
+    /// The generation of the sale's Redis state that accepted it.
     pub generation: i64,
     /// Milliseconds since the Unix epoch, by the clock of Redis.
     pub accepted_ms: i64,

@@ -74,7 +74,7 @@ pub struct Sale {
     pub challenge: bool,
     /// Raised by every change of state or times; an older one never overwrites a newer one in Redis.
     pub revision: i64,
-    /// The life of the sale's Redis state; 0 until the sale is first opened.
+    /// The generation of the sale's Redis state; 0 until the sale is first opened.
     pub generation: i64,
     /// Units put on sale, in both pools.
     pub total: u32,

@@ -15,6 +15,7 @@ use secrecy::ExposeSecret;
 use super::entry::{self, Entry};
 use crate::config;
 use crate::lua::Lua;
+use crate::stock::codec;
 use crate::stock::keys::RELAY_GROUP;
 
 /// An entry that Kafka has confirmed: what `ack.lua` needs to remove the right one.
@@ -229,8 +230,7 @@ impl Stream {
     /// The run id of the process at the other end of this connection.
     pub(super) async fn run_id(&mut self) -> Result<String, RedisError> {
         let info: String = self.query(redis::cmd("INFO").arg("server")).await?;
-        let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-        Ok(run_id.unwrap_or_default().trim().to_owned())
+        Ok(codec::run_id(&info).unwrap_or_default().to_owned())
     }
 
     /// Takes this consumer's name out of the group, unless entries are pending under it.

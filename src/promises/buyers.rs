@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use super::stock::live;
-use super::{AnswerFact, Judged, OrderFact, Snapshot, judge, not_checked, unsettled};
+use super::{AnswerFact, Checked, OrderFact, Snapshot, not_checked, result_of, unsettled};
 use crate::domain::{OrderId, OrderStatus, Rejection, UserId};
 
-pub(super) fn one_per_user(snapshot: &Snapshot) -> Judged {
+pub(super) fn one_per_user(snapshot: &Snapshot) -> Checked {
     let most = snapshot.ledger.max_quantity;
     let mut held: HashMap<&UserId, u32> = HashMap::new();
     let mut faults = Vec::new();
@@ -19,17 +19,17 @@ pub(super) fn one_per_user(snapshot: &Snapshot) -> Judged {
     let buyers = held.len();
     faults
         .extend(held.into_iter().filter(|(_, n)| *n > 1).map(|(user, n)| format!("user {user} holds {n} live orders")));
-    judge(&faults, format!("{buyers} buyers with one live order each, of at most {most} units"))
+    result_of(&faults, format!("{buyers} buyers with one live order each, of at most {most} units"))
 }
 
-pub(super) fn nothing_lost(snapshot: &Snapshot) -> Judged {
+pub(super) fn nothing_lost(snapshot: &Snapshot) -> Checked {
     let Some(client) = snapshot.client else { return not_checked("needs the buyers' record") };
     if let Some(judged) = unsettled(snapshot) {
         return judged;
     }
     let mut faults = lost(snapshot);
     faults.extend(client.unreadable.iter().map(|order| format!("the buyer of order {order} cannot read it")));
-    judge(&faults, format!("{} accepted orders, each with its row", client.answers.len()))
+    result_of(&faults, format!("{} accepted orders, each with its row", client.answers.len()))
 }
 
 /// Accepted orders that do not have exactly one row, owned by their buyer.
@@ -47,7 +47,7 @@ pub(super) fn lost(snapshot: &Snapshot) -> Vec<String> {
     client.answers.iter().filter_map(fault).collect()
 }
 
-pub(super) fn honoured(snapshot: &Snapshot) -> Judged {
+pub(super) fn honoured(snapshot: &Snapshot) -> Checked {
     let Some(client) = snapshot.client else {
         let rejected = snapshot.ledger.orders.iter().filter(|order| order.status == OrderStatus::Rejected).count();
         return not_checked(format!("needs the buyers' record; the ledger holds {rejected} rejected orders"));
@@ -58,7 +58,7 @@ pub(super) fn honoured(snapshot: &Snapshot) -> Judged {
             format!("order {} of user {} was accepted, then rejected: {reason}", order.id, order.user)
         })
         .collect();
-    judge(&faults, format!("none of {} accepted orders was rejected", client.answers.len()))
+    result_of(&faults, format!("none of {} accepted orders was rejected", client.answers.len()))
 }
 
 /// Accepted orders that the ledger rejected, save those whose buyer got another one.
@@ -79,10 +79,10 @@ pub(super) fn dishonoured<'a>(snapshot: &'a Snapshot) -> impl Iterator<Item = &'
     })
 }
 
-pub(super) fn exactly_once(snapshot: &Snapshot) -> Judged {
+pub(super) fn exactly_once(snapshot: &Snapshot) -> Checked {
     let faults = repeated(snapshot);
     let claims = snapshot.redis.as_ref().map_or(0, |redis| redis.claims.len());
-    judge(&faults, format!("{} orders and {claims} claims, no id twice", snapshot.ledger.orders.len()))
+    result_of(&faults, format!("{} orders and {claims} claims, no id twice", snapshot.ledger.orders.len()))
 }
 
 /// Everything that happened more often than somebody asked for it.

@@ -106,10 +106,10 @@ pub fn shortfalls(snapshot: &Snapshot) -> Shortfalls {
 }
 
 /// The outcome of one check, before it gets its name.
-type Judged = (CheckResult, String);
+type Checked = (CheckResult, String);
 
 /// Kept unless there are faults; then the first of them stand for all.
-fn judge(faults: &[String], figures: String) -> Judged {
+fn result_of(faults: &[String], figures: String) -> Checked {
     const SHOWN: usize = 3;
     if faults.is_empty() {
         return (CheckResult::Holds, figures);
@@ -121,12 +121,12 @@ fn judge(faults: &[String], figures: String) -> Judged {
     (CheckResult::Broken, detail)
 }
 
-fn not_checked(why: impl Into<String>) -> Judged {
+fn not_checked(why: impl Into<String>) -> Checked {
     (CheckResult::Unknown, why.into())
 }
 
 /// Why a promise about the settled state cannot be judged now, if so.
-fn unsettled(snapshot: &Snapshot) -> Option<Judged> {
+fn unsettled(snapshot: &Snapshot) -> Option<Checked> {
     match snapshot.flow {
         None => Some(not_checked("nobody can see what is still on its way")),
         Some(flow) if !flow.is_settled() => Some(not_checked(format!(

@@ -2,20 +2,20 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{ClaimFact, Judged, LedgerView, OrderFact, RedisView, Snapshot, judge, not_checked, unsettled};
+use super::{Checked, ClaimFact, LedgerView, OrderFact, RedisView, Snapshot, not_checked, result_of, unsettled};
 use crate::domain::{OrderId, OrderStatus, Pool, Rejection, UserId};
 
-pub(super) fn no_oversell(snapshot: &Snapshot) -> Judged {
+pub(super) fn no_oversell(snapshot: &Snapshot) -> Checked {
     let ledger = &snapshot.ledger;
     let sold = units(live(ledger));
     let mut faults = Vec::new();
     if sold > ledger.total {
         faults.push(format!("{sold} units sold of a stock of {}: {} too many", ledger.total, sold - ledger.total));
     }
-    judge(&faults, format!("{sold} of {} units sold", ledger.total))
+    result_of(&faults, format!("{sold} of {} units sold", ledger.total))
 }
 
-pub(super) fn no_undersell(snapshot: &Snapshot) -> Judged {
+pub(super) fn no_undersell(snapshot: &Snapshot) -> Checked {
     if let Some(judged) = unsettled(snapshot) {
         return judged;
     }
@@ -23,16 +23,16 @@ pub(super) fn no_undersell(snapshot: &Snapshot) -> Judged {
     let unsold = ledger.total - units(live(ledger));
     match snapshot.demand_reached_stock {
         // A stock that is gone needs no proof that somebody wanted it.
-        _ if unsold <= 0 => judge(&[], format!("all {} units sold", ledger.total)),
+        _ if unsold <= 0 => result_of(&[], format!("all {} units sold", ledger.total)),
         None => not_checked(format!("{unsold} units unsold, and nobody counted the demand")),
         Some(false) => not_checked(format!("{unsold} units unsold: demand did not reach the stock")),
         Some(true) => {
-            judge(&[format!("{unsold} of {} units unsold though buyers wanted them", ledger.total)], "".into())
+            result_of(&[format!("{unsold} of {} units unsold though buyers wanted them", ledger.total)], "".into())
         }
     }
 }
 
-pub(super) fn redis_conserved(snapshot: &Snapshot) -> Judged {
+pub(super) fn redis_conserved(snapshot: &Snapshot) -> Checked {
     let Some(redis) = &snapshot.redis else { return not_checked("Redis shows nothing of this sale") };
     if !redis.selling {
         // A rebuild warms in several steps; between them the parts do not add up yet.
@@ -47,10 +47,10 @@ pub(super) fn redis_conserved(snapshot: &Snapshot) -> Judged {
     if redis.total != redis.remaining + claimed {
         faults.push(format!("total {} is not {sum}", redis.total));
     }
-    judge(&faults, format!("total {} = {sum}", redis.total))
+    result_of(&faults, format!("total {} = {sum}", redis.total))
 }
 
-pub(super) fn ledger_conserved(snapshot: &Snapshot) -> Judged {
+pub(super) fn ledger_conserved(snapshot: &Snapshot) -> Checked {
     let ledger = &snapshot.ledger;
     let (total, available, reserve, redis_total) = (ledger.total, ledger.available, ledger.reserve, ledger.redis_total);
     let sold = units(live(ledger));
@@ -66,10 +66,10 @@ pub(super) fn ledger_conserved(snapshot: &Snapshot) -> Judged {
     if redis_total != available + sold_by_redis {
         faults.push(format!("redis_total {redis_total} is not {available} available + {sold_by_redis} sold by Redis"));
     }
-    judge(&faults, format!("total {total} = {both}; redis_total {redis_total}"))
+    result_of(&faults, format!("total {total} = {both}; redis_total {redis_total}"))
 }
 
-pub(super) fn covered(snapshot: &Snapshot) -> Judged {
+pub(super) fn covered(snapshot: &Snapshot) -> Checked {
     let ledger = &snapshot.ledger;
     let Some(redis) = selling(snapshot) else {
         return not_checked("Redis does not sell at the ledger's generation");
@@ -92,10 +92,10 @@ pub(super) fn covered(snapshot: &Snapshot) -> Judged {
     for order in rejected.filter(|order| claimed.contains(&order.id)) {
         faults.push(format!("rejected order {} has a claim", order.id));
     }
-    judge(&faults, format!("{live_orders} live orders of pool redis, each with its claim"))
+    result_of(&faults, format!("{live_orders} live orders of pool redis, each with its claim"))
 }
 
-pub(super) fn agreement(snapshot: &Snapshot) -> Judged {
+pub(super) fn agreement(snapshot: &Snapshot) -> Checked {
     if let Some(judged) = unsettled(snapshot) {
         return judged;
     }
@@ -124,7 +124,7 @@ pub(super) fn agreement(snapshot: &Snapshot) -> Judged {
     let claimed: HashSet<OrderId> = redis.claims.iter().map(|claim| claim.order).collect();
     let unclaimed = rows.keys().filter(|order| !claimed.contains(*order));
     faults.extend(unclaimed.map(|order| format!("live order {order} has no claim")));
-    judge(
+    result_of(
         &faults,
         format!("total {}, remaining {}, {} claims in both", redis.total, redis.remaining, redis.claims.len()),
     )

@@ -1,4 +1,4 @@
-//! What a check looks at: the ledger, Redis, and what the buyers were told.
+//! What a check compares: the ledger, Redis, and what the buyers were told.
 
 use crate::domain::{OrderId, OrderStatus, Pool, Rejection, SaleId, UserId};
 
@@ -96,7 +96,7 @@ pub struct AnswerFact {
 ///
 /// The ledger and Redis cannot be read at one instant. Read the ledger first, then Redis, and believe a broken
 /// `covered` or `agreement` only when a second snapshot still shows it: an order that was closed and released in
-/// between looks like a live order without a claim.
+/// between the two looks like a live order without a claim.
 #[derive(Clone, Debug)]
 pub struct Snapshot<'a> {
     pub ledger: LedgerView,

@@ -81,7 +81,7 @@ impl Breaker {
             (State::Closed { .. } | State::HalfOpen, Outcome::Failure) => {
                 self.enter(State::Open { until: now + self.open_for });
             }
-            // A probe without a result leaves its place to the next caller, or nobody would ever probe again.
+            // A probe without a result leaves its place to the next caller, or it would stay half-open for ever.
             (State::HalfOpen, Outcome::Ignored) => self.enter(State::Open { until: now }),
             (State::Closed { .. }, Outcome::Ignored) | (State::Open { .. }, _) => {}
         }

@@ -51,7 +51,7 @@ impl Purchasing {
         Ok(Self { stock, ledger, circuit, permits, metrics: Metrics::registered(registry)? })
     }
 
-    /// The answer of the stock or, where it has none, that of the reserve. `spare` is an order id that nobody has used.
+    /// The answer of the stock or, where it has none, that of the reserve. `spare` is an unused order id.
     pub async fn purchase(&self, sale: &Sale, purchase: Purchase, spare: OrderId) -> Answer {
         // The node's copy of the figure is a second old at most: enough to leave PostgreSQL alone when nothing is there.
         let kept = (sale.reserve > 0).then(|| purchase.clone());

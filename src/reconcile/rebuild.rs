@@ -13,8 +13,9 @@ use super::rounds::Seat;
 use super::{Auditor, Error, heartbeat};
 use crate::consumer;
 use crate::domain::{OrderId, Sale, SaleId, UserId};
-use crate::ledger::Warm;
+use crate::ledger::{Warm, WarmRequest};
 use crate::lock::Fence;
+use crate::stock::codec::{encode_claim, encode_request};
 use crate::stock::script::WarmCode;
 use crate::stock::{Frozen, OnSale, RunId, WarmPart};
 
@@ -183,12 +184,15 @@ impl Auditor {
         let claims: Vec<(UserId, String)> = warm
             .claims
             .iter()
-            .map(|claim| (claim.user.clone(), format!("{}|{}|{}", claim.order, claim.quantity, claim.created_ms)))
+            .map(|claim| (claim.user.clone(), encode_claim(claim.order, claim.quantity, claim.created_ms)))
             .collect();
         let requests: Vec<(String, String)> = warm
             .requests
             .iter()
-            .map(|r| (format!("{}:{}", r.user, r.key), format!("{}|{}|{}", r.order, r.fingerprint, r.quantity)))
+            .map(|request| {
+                let WarmRequest { user, key, fingerprint, order, quantity } = request;
+                encode_request(user, key, fingerprint, *order, *quantity)
+            })
             .collect();
         let parts = claims.len().div_ceil(PART).max(requests.len().div_ceil(PART)).max(1);
         for part in 0..parts {

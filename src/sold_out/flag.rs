@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::domain::{StockUpdate, StockVersion};
 
-/// Stands for a number of units that nobody has told. No sale has so many.
+/// Stands for an unknown number of units. No sale has so many.
 const UNKNOWN: u32 = u32::MAX;
 
 /// Whether one sale is known to have nothing left, and as of which version.
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(flag.remaining(), Some(4), "the later one of two answers is the smaller one");
         flag.observe(update(1, 0, 0));
         flag.on_restock(StockVersion::new(1, 1));
-        assert_eq!(flag.remaining(), None, "units came back, nobody said how many");
+        assert_eq!(flag.remaining(), None, "units came back, and the message does not say how many");
         flag.on_probe(Some(update(1, 1, 2)));
         assert_eq!(flag.remaining(), Some(2));
         flag.on_probe(None);

@@ -30,7 +30,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// The flag of a sale, lowered if nobody has asked before.
+    /// The flag of a sale; a new one is lowered.
     pub fn of(&self, sale: SaleId) -> Arc<Flag> {
         if let Some(known) = self.sales.load().get(&sale) {
             return Arc::clone(known);

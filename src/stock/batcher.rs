@@ -46,7 +46,7 @@ async fn run(stock: Stock, sale: SaleId, mut queue: mpsc::Receiver<Waiting>) {
     let mut gathered: Vec<Waiting> = Vec::with_capacity(MAX_BATCH);
     let mut failing = false;
     while queue.recv_many(&mut gathered, MAX_BATCH).await > 0 {
-        // A buyer who hung up while waiting wants nothing any more, and nothing was sent: no order that nobody knows of.
+        // A buyer who hung up while waiting gets no order: nothing was sent for it.
         gathered.retain(|waiting| !waiting.answer.is_closed());
         if gathered.is_empty() {
             continue;

@@ -10,7 +10,7 @@ use secrecy::ExposeSecret;
 
 use crate::config;
 
-/// A connection that is made at the first command, and made anew by itself when it breaks or falls silent.
+/// A connection that is made at the first command, and replaced by itself when it breaks or falls silent.
 ///
 /// The command that meets a broken connection still fails: whether it ran is unknown, so nothing repeats it here.
 #[derive(Clone)]
@@ -39,7 +39,7 @@ impl RedisConnection {
     /// The manager reconnects after an end, not after a silence: behind a firewall that forgot the connection, or a
     /// balancer whose server died, it would wait for the kernel to give up, which takes a quarter of an hour or for
     /// ever. So a late answer costs its connection. Commands that wait on the old one still get their answers.
-    fn judge<T>(&self, used: &Arc<ConnectionManager>, answer: RedisResult<T>) -> RedisResult<T> {
+    fn replace_if_timed_out<T>(&self, used: &Arc<ConnectionManager>, answer: RedisResult<T>) -> RedisResult<T> {
         if answer.as_ref().is_err_and(RedisError::is_timeout) {
             let fresh = ConnectionManager::new_lazy_with_config(self.0.client.clone(), self.0.config.clone())?;
             self.0.current.compare_and_swap(used, Arc::new(fresh));
@@ -53,7 +53,7 @@ impl ConnectionLike for RedisConnection {
         let used = self.0.current.load_full();
         Box::pin(async move {
             let answer = ConnectionManager::clone(&used).req_packed_command(command).await;
-            self.judge(&used, answer)
+            self.replace_if_timed_out(&used, answer)
         })
     }
 
@@ -66,7 +66,7 @@ impl ConnectionLike for RedisConnection {
         let used = self.0.current.load_full();
         Box::pin(async move {
             let answer = ConnectionManager::clone(&used).req_packed_commands(pipeline, offset, count).await;
-            self.judge(&used, answer)
+            self.replace_if_timed_out(&used, answer)
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::codec::{decode_claim, decode_request};
 use super::{Error, Stock, keys};
 use crate::domain::{OrderId, OrderMessage, RequestKey, SaleId, UserId};
 
@@ -47,8 +48,8 @@ impl Stock {
         }
         let broken = || Error::Reply(format!("the hash of sale {sale}: {fields:?}"));
         let claims = claims.into_iter().map(|(user, claim)| {
-            let held = held(&user, &claim);
-            held.ok_or_else(|| Error::Reply(format!("claim of {user}: {claim}")))
+            let record = decode_claim(&user, &claim);
+            record.ok_or_else(|| Error::Reply(format!("claim of {user}: {claim}")))
         });
         Ok(Some(Holdings {
             generation: field(1).and_then(|text| text.parse().ok()).ok_or_else(broken)?,
@@ -67,16 +68,16 @@ impl Stock {
     ) -> Result<Vec<OrderMessage>, Error> {
         let command = redis::cmd("HGETALL").arg(keys::requests(sale)).to_owned();
         let requests: HashMap<String, String> = command.query_async(&mut self.redis.clone()).await?;
-        let by_order: HashMap<&str, RequestKey> =
-            requests.iter().filter_map(|(name, value)| request(name, value)).collect();
-        let message = |held: &ClaimRecord| OrderMessage {
-            id: held.order,
+        let by_order: HashMap<OrderId, RequestKey> =
+            requests.iter().filter_map(|(field, value)| decode_request(field, value)).collect();
+        let message = |claim: &ClaimRecord| OrderMessage {
+            id: claim.order,
             sale,
-            user: held.user.clone(),
-            quantity: held.quantity,
+            user: claim.user.clone(),
+            quantity: claim.quantity,
             generation,
-            accepted_ms: held.accepted_ms,
-            request: by_order.get(held.order.to_string().as_str()).cloned(),
+            accepted_ms: claim.accepted_ms,
+            request: by_order.get(&claim.order).cloned(),
         };
         Ok(claims.iter().map(message).collect())
     }
@@ -85,23 +86,4 @@ impl Stock {
     pub async fn outbox_length(&self, sale: SaleId) -> Result<u64, Error> {
         Ok(redis::cmd("XLEN").arg(keys::outbox(sale)).query_async(&mut self.redis.clone()).await?)
     }
-}
-
-/// `ORDER|UNITS|ACCEPTED_MS`
-fn held(user: &str, claim: &str) -> Option<ClaimRecord> {
-    let mut parts = claim.split('|');
-    Some(ClaimRecord {
-        user: user.parse().ok()?,
-        order: parts.next()?.parse().ok()?,
-        quantity: parts.next()?.parse().ok()?,
-        accepted_ms: parts.next()?.parse().ok()?,
-    })
-}
-
-/// `USER:KEY` → `ORDER|FINGERPRINT|UNITS`
-fn request<'a>(name: &str, value: &'a str) -> Option<(&'a str, RequestKey)> {
-    let (_, key) = name.split_once(':')?;
-    let mut parts = value.split('|');
-    let order = parts.next()?;
-    Some((order, RequestKey { key: key.to_owned(), fingerprint: parts.next()?.to_owned() }))
 }

@@ -6,6 +6,8 @@
 
 mod batcher;
 
+pub mod codec;
+
 mod connection;
 
 mod holdings;

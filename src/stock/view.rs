@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use redis::FromRedisValue;
 
+use super::codec::{decode_claim, run_id};
 use super::{Error, Stock, keys};
 use crate::domain::{OrderId, SaleId, UserId};
 use crate::promises::{ClaimFact, RedisView};
@@ -38,9 +39,9 @@ impl Stock {
             .await?;
         let (info, sale, claim) = reply;
         if let Some(claim) = claim {
-            let (order, quantity) =
-                parse_claim(&claim).ok_or_else(|| Error::Reply(format!("claim of {user}: {claim}")))?;
-            return Ok(Claim::Held { order, quantity });
+            let record = decode_claim(user.as_str(), &claim);
+            let record = record.ok_or_else(|| Error::Reply(format!("claim of {user}: {claim}")))?;
+            return Ok(Claim::Held { order: record.order, quantity: record.quantity });
         }
         let field = |at: usize| sale.get(at).and_then(Option::as_deref);
         let home = field(2).is_some_and(|home| run_id(&info) == Some(home));
@@ -70,8 +71,8 @@ impl Stock {
         let home = fields.get("home").map(String::as_str);
         let claims = claims.into_iter().map(|(user, claim)| {
             let broken = || Error::Reply(format!("claim of {user}: {claim}"));
-            let (order, quantity) = parse_claim(&claim).ok_or_else(broken)?;
-            Ok::<_, Error>(ClaimFact { user: user.parse().map_err(|_| broken())?, order, quantity })
+            let record = decode_claim(&user, &claim).ok_or_else(broken)?;
+            Ok::<_, Error>(ClaimFact { user: record.user, order: record.order, quantity: record.quantity })
         });
         Ok(Some(RedisView {
             selling: number("frozen") == Some(0) && home.is_some() && home == run_id(&info),
@@ -90,16 +91,4 @@ impl Stock {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
         Ok(pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect())
     }
-}
-
-/// `ORDER|UNITS|ACCEPTED_MS`.
-fn parse_claim(text: &str) -> Option<(OrderId, u32)> {
-    let mut parts = text.split('|');
-    let order = parts.next()?.parse().ok()?;
-    let quantity = parts.next()?.parse().ok()?;
-    Some((order, quantity))
-}
-
-fn run_id(info: &str) -> Option<&str> {
-    info.lines().find_map(|line| line.strip_prefix("run_id:")).map(str::trim)
 }
