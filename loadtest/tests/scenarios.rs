@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use loadtest::demo::{Cast, Program, Stage, open_doors, with_time_to_pay};
+use loadtest::demo::{Cluster, ClusterSpec, Program, relaxed_limits, with_time_to_pay};
 use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -51,11 +51,11 @@ fn run(mut command: Command, scenario: &str) -> (Value, String) {
 }
 
 /// `loadtest run SCENARIO` against a service that runs.
-fn against(stage: &Stage, scenario: &str, seed: usize) -> Command {
-    let settings = &stage.settings;
+fn against(cluster: &Cluster, scenario: &str, seed: usize) -> Command {
+    let settings = &cluster.settings;
     let mut command = loadtest();
     command.args(["run", scenario, "--seed", &seed.to_string()]);
-    command.args(stage.urls.iter().flat_map(|url| ["--url", url]));
+    command.args(cluster.urls.iter().flat_map(|url| ["--url", url]));
     command.args(["--postgres", settings.postgres.url.expose_secret(), "--redis", settings.redis.url.expose_secret()]);
     command.args(["--kafka", &settings.kafka.brokers, "--pay-within-s", &PAY_WITHIN.as_secs().to_string()]);
     command.env("SECKILL__AUTH__JWT_SECRET", settings.auth.jwt_secret.expose_secret());
@@ -83,23 +83,23 @@ fn check(scenario: &str, report: &Value, text: &str) {
     assert!(text.contains("per second") && text.contains("Verdict  pass"), "{text}");
 }
 
-async fn stage() -> Stage {
-    let program = Program { path: env!("CARGO_BIN_EXE_loadtest").into(), before: vec!["role".to_owned()] };
-    let furnish = |settings| with_time_to_pay(open_doors(settings), PAY_WITHIN);
-    Stage::furnished(&program, Cast::of_the_demo(2), furnish).await.expect("a service")
+async fn cluster() -> Cluster {
+    let program = Program { path: env!("CARGO_BIN_EXE_loadtest").into(), leading_args: vec!["role".to_owned()] };
+    let configure = |settings| with_time_to_pay(relaxed_limits(settings), PAY_WITHIN);
+    Cluster::configured(&program, ClusterSpec::standard(2), configure).await.expect("a service")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_scenario_keeps_every_promise_and_its_own_rules() {
-    let stage = Arc::new(stage().await);
+    let cluster = Arc::new(cluster().await);
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     let mut runs = JoinSet::new();
     for (seed, (scenario, sizes)) in SHARED.into_iter().enumerate() {
-        let (stage, turns) = (Arc::clone(&stage), Arc::clone(&turns));
+        let (cluster, turns) = (Arc::clone(&cluster), Arc::clone(&turns));
         runs.spawn(async move {
             let _turn = turns.acquire_owned().await.expect("nobody closes it");
             let blocking = move || {
-                let mut command = against(&stage, scenario, seed + 1);
+                let mut command = against(&cluster, scenario, seed + 1);
                 command.args(sizes);
                 (scenario, run(command, scenario))
             };
@@ -123,11 +123,11 @@ async fn every_scenario_keeps_every_promise_and_its_own_rules() {
         names.push(scenario);
     }
     assert_eq!(names.len(), SHARED.len());
-    stage.check().expect("every role still runs");
+    cluster.check().expect("every role still runs");
 
     // Ctrl-C sends the buyers away, and they are still judged by what they were told until then.
     let file = report_of("stopped");
-    let mut command = against(&stage, "drip", 100);
+    let mut command = against(&cluster, "drip", 100);
     command.args(["--stock", "5000", "--buyers", "6000", "--seconds", "600", "--report"]).arg(&file);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
     let lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();

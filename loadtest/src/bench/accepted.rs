@@ -11,10 +11,10 @@ use seckill::domain::SaleId;
 use super::Plan;
 use super::crowd::Crowd;
 use super::evalsha::Evalsha;
-use super::ground::Ground;
 use super::machine;
 use super::report::{Figure, Goal, Kind, Report};
-use super::rounds::{self, Taken, Void};
+use super::rounds::{self, Discarded, Measured};
+use super::testbed::TestBed;
 use super::wrk::Saturation;
 
 /// So many buyers wait at once: a purchase waits for the disk, and one write serves all that wait.
@@ -38,7 +38,7 @@ const fn side(key: &'static str, about: &'static str) -> Figure {
 
 /// A node, a generator, and a new sale for each run.
 pub struct Purchases {
-    pub ground: Ground,
+    pub testbed: TestBed,
     pub crowd: Arc<Crowd>,
     generator: Saturation,
     units: u32,
@@ -46,26 +46,26 @@ pub struct Purchases {
 
 impl Purchases {
     pub async fn prepare() -> anyhow::Result<Self> {
-        let ground = Ground::with(&[]).await?;
+        let testbed = TestBed::with(&[]).await?;
         let buyers = machine::cores() * BUYERS_PER_CORE;
-        let crowd = Arc::new(Crowd::sign(&ground.tokens, buyers)?);
-        let generator = Saturation::new(Arc::clone(&crowd), CONNECTIONS, ground.stage.sandbox.folder())?;
+        let crowd = Arc::new(Crowd::sign(&testbed.tokens, buyers)?);
+        let generator = Saturation::new(Arc::clone(&crowd), CONNECTIONS, testbed.cluster.sandbox.folder())?;
         // One more than there are buyers: it never sells out.
-        Ok(Self { ground, crowd, generator, units: u32::try_from(buyers + 1)? })
+        Ok(Self { testbed, crowd, generator, units: u32::try_from(buyers + 1)? })
     }
 
     pub async fn sale(&self) -> anyhow::Result<SaleId> {
-        self.ground.open(self.units).await
+        self.testbed.open(self.units).await
     }
 
     /// Purchases that Redis accepted, per second.
-    pub async fn run(&self, seconds: f64) -> Taken<f64> {
+    pub async fn run(&self, seconds: f64) -> Measured<f64> {
         let sale = self.sale().await?;
-        let seen = self.generator.run(self.ground.node, sale, seconds).await?;
+        let seen = self.generator.run(self.testbed.node, sale, seconds).await?;
         let sold = u64::from(self.sold(sale).await?);
         self.clear(sale).await?;
         if seen.refused > 0 {
-            return Ok(Err(Void("refused purchases".to_owned())));
+            return Ok(Err(Discarded("refused purchases".to_owned())));
         }
         // The generator hangs up on those that are in flight at the end; they may be sold, and do not count.
         ensure!(sold >= seen.answers, "{} were answered, and Redis sold {sold}", seen.answers);
@@ -74,25 +74,25 @@ impl Purchases {
     }
 
     pub async fn sold(&self, sale: SaleId) -> anyhow::Result<u32> {
-        self.ground.sold_in_redis(sale, self.units).await
+        self.testbed.sold_in_redis(sale, self.units).await
     }
 
     pub async fn clear(&self, sale: SaleId) -> anyhow::Result<()> {
-        self.ground.retire(sale).await?;
-        self.ground.forget_keys(sale).await
+        self.testbed.close_sale(sale).await?;
+        self.testbed.forget_keys(sale).await
     }
 }
 
 pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let purchases = Purchases::prepare().await?;
-    let mut evalsha = Evalsha::new(&purchases.ground, plan.seconds).await?;
+    let mut evalsha = Evalsha::new(&purchases.testbed, plan.seconds).await?;
     let _ = purchases.run(plan.seconds).await?;
-    let round = async |baseline_first: bool| -> Taken<(f64, f64)> {
-        let early = if baseline_first { Some(evalsha.run(&purchases.ground).await?) } else { None };
+    let round = async |baseline_first: bool| -> Measured<(f64, f64)> {
+        let early = if baseline_first { Some(evalsha.run(&purchases.testbed).await?) } else { None };
         let accepted = purchases.run(plan.seconds).await?;
         let alone = match early {
             Some(early) => early,
-            None => evalsha.run(&purchases.ground).await?,
+            None => evalsha.run(&purchases.testbed).await?,
         };
         Ok(accepted.map(|accepted| (accepted, alone)))
     };

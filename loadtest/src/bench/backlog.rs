@@ -9,7 +9,7 @@ use seckill::outbox::{Letter, Parcel, Publisher, message};
 use sqlx::{Connection, PgConnection, Row};
 use time::OffsetDateTime;
 
-use super::ground::Ground;
+use super::testbed::TestBed;
 
 /// Rows of one statement.
 const ROWS: usize = 500;
@@ -43,8 +43,8 @@ pub fn orders(sale: SaleId, count: u32) -> Vec<OrderMessage> {
 }
 
 /// Hands them to Kafka, and returns when it has confirmed all of them.
-pub async fn publish(ground: &Ground, publisher: &Publisher, orders: &[OrderMessage]) -> anyhow::Result<()> {
-    let topic: Arc<str> = ground.stage.settings.kafka.topic.as_str().into();
+pub async fn publish(testbed: &TestBed, publisher: &Publisher, orders: &[OrderMessage]) -> anyhow::Result<()> {
+    let topic: Arc<str> = testbed.cluster.settings.kafka.topic.as_str().into();
     let letter = |order: &OrderMessage| {
         let (topic, payload) = (Arc::clone(&topic), message::encode(order));
         Letter { topic, key: order.user.as_str().into(), payload, headers: Vec::new() }
@@ -56,15 +56,15 @@ pub async fn publish(ground: &Ground, publisher: &Publisher, orders: &[OrderMess
 }
 
 /// No rows, and nothing left to write from before: the same start for everybody.
-pub async fn empty(ground: &Ground) -> anyhow::Result<()> {
-    sqlx::query("TRUNCATE orders").execute(ground.ledger.pool()).await?;
-    sqlx::query("CHECKPOINT").execute(ground.ledger.pool()).await?;
+pub async fn empty(testbed: &TestBed) -> anyhow::Result<()> {
+    sqlx::query("TRUNCATE orders").execute(testbed.ledger.pool()).await?;
+    sqlx::query("CHECKPOINT").execute(testbed.ledger.pool()).await?;
     Ok(())
 }
 
 /// Rows per second by bulk inserts on one connection.
-pub async fn insert(ground: &Ground, sale: SaleId, orders: &[OrderMessage]) -> anyhow::Result<f64> {
-    let mut connection = ground.ledger.pool().acquire().await?;
+pub async fn insert(testbed: &TestBed, sale: SaleId, orders: &[OrderMessage]) -> anyhow::Result<f64> {
+    let mut connection = testbed.ledger.pool().acquire().await?;
     connection.ping().await?;
     let begin = Instant::now();
     for part in orders.chunks(ROWS) {

@@ -10,9 +10,9 @@ use tokio::time::sleep;
 
 use super::Plan;
 use super::backlog;
-use super::ground::{Ground, until};
 use super::report::{Figure, Goal, Kind, Report};
-use super::rounds::{self, Taken};
+use super::rounds::{self, Measured};
+use super::testbed::{TestBed, until};
 
 /// How often the ledger is looked at, and so how exact the end is.
 const LOOK: Duration = Duration::from_millis(3);
@@ -48,17 +48,17 @@ const INSERTED: Figure = Figure {
 };
 
 pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
-    let ground = Ground::with(&["consume"]).await?;
-    let publisher = Publisher::new(&ground.stage.settings.kafka)?;
+    let testbed = TestBed::with(&["consume"]).await?;
+    let publisher = Publisher::new(&testbed.cluster.settings.kafka)?;
     // The first drain waits until the consumer has its partitions.
-    drain(&ground, &publisher, plan.orders / WARM_UP).await?;
-    insert(&ground, plan.orders / WARM_UP).await?;
-    let round = async |baseline_first: bool| -> Taken<(f64, f64)> {
-        let early = if baseline_first { Some(insert(&ground, plan.orders).await?) } else { None };
-        let persisted = drain(&ground, &publisher, plan.orders).await?;
+    drain(&testbed, &publisher, plan.orders / WARM_UP).await?;
+    insert(&testbed, plan.orders / WARM_UP).await?;
+    let round = async |baseline_first: bool| -> Measured<(f64, f64)> {
+        let early = if baseline_first { Some(insert(&testbed, plan.orders).await?) } else { None };
+        let persisted = drain(&testbed, &publisher, plan.orders).await?;
         let inserted = match early {
             Some(early) => early,
-            None => insert(&ground, plan.orders).await?,
+            None => insert(&testbed, plan.orders).await?,
         };
         Ok(Ok((persisted, inserted)))
     };
@@ -73,28 +73,28 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
 }
 
 /// Orders per second that the consumer makes rows of.
-async fn drain(ground: &Ground, publisher: &Publisher, count: u32) -> anyhow::Result<f64> {
-    let sale = ground.open(count).await?;
+async fn drain(testbed: &TestBed, publisher: &Publisher, count: u32) -> anyhow::Result<f64> {
+    let sale = testbed.open(count).await?;
     let orders = backlog::orders(sale, count);
-    backlog::empty(ground).await?;
-    let consumer = ground.stage.part("consume")?;
+    backlog::empty(testbed).await?;
+    let consumer = testbed.cluster.part("consume")?;
     consumer.pause()?;
-    backlog::publish(ground, publisher, &orders).await?;
+    backlog::publish(testbed, publisher, &orders).await?;
     let begin = Instant::now();
     consumer.resume()?;
-    while ground.sold_in_ledger(sale).await? < count {
+    while testbed.sold_in_ledger(sale).await? < count {
         sleep(LOOK).await;
         if begin.elapsed() > Duration::from_secs(120) {
-            ground.stage.check()?;
+            testbed.cluster.check()?;
             anyhow::bail!("the backlog was not drained in time:\n{}", consumer.log_tail());
         }
     }
     let seconds = begin.elapsed().as_secs_f64();
-    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(ground.ledger.pool()).await?;
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(testbed.ledger.pool()).await?;
     anyhow::ensure!(rows == i64::from(count), "{rows} rows of {count} orders");
     // Offsets that are not committed yet would come again into the next round.
     until("the offsets are committed", async || {
-        let kafka = ground.stage.settings.kafka.clone();
+        let kafka = testbed.cluster.settings.kafka.clone();
         let left = tokio::task::spawn_blocking(move || seckill::consumer::backlog(&kafka)).await;
         left.is_ok_and(|left| left.is_ok_and(|left| left == 0))
     })
@@ -103,9 +103,9 @@ async fn drain(ground: &Ground, publisher: &Publisher, count: u32) -> anyhow::Re
 }
 
 /// Rows per second of the same orders.
-async fn insert(ground: &Ground, count: u32) -> anyhow::Result<f64> {
-    let sale = ground.open(count).await?;
+async fn insert(testbed: &TestBed, count: u32) -> anyhow::Result<f64> {
+    let sale = testbed.open(count).await?;
     let orders = backlog::orders(sale, count);
-    backlog::empty(ground).await?;
-    backlog::insert(ground, sale, &orders).await
+    backlog::empty(testbed).await?;
+    backlog::insert(testbed, sale, &orders).await
 }

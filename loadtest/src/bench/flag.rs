@@ -13,11 +13,11 @@ use seckill::domain::SaleId;
 
 use super::Plan;
 use super::crowd::Crowd;
-use super::ground::Ground;
 use super::load;
 use super::machine;
 use super::report::{Figure, Goal, Kind, Report};
-use super::rounds::{self, Taken, Void};
+use super::rounds::{self, Discarded, Measured};
+use super::testbed::TestBed;
 use super::wrk::{Saturation, Seen};
 
 /// Few enough that each has a connection's worth of work to wait for, many enough that no worker ever idles.
@@ -41,7 +41,7 @@ const fn side(key: &'static str, about: &'static str) -> Figure {
 
 /// The node with a sale that is sold out, and the handler that does nothing.
 pub struct Refusals {
-    pub ground: Ground,
+    pub testbed: TestBed,
     pub sale: SaleId,
     pub crowd: Arc<Crowd>,
     pub no_op: SocketAddr,
@@ -50,12 +50,12 @@ pub struct Refusals {
 
 impl Refusals {
     pub async fn prepare(buyers: usize) -> anyhow::Result<Self> {
-        let ground = Ground::with(&[]).await?;
+        let testbed = TestBed::with(&[]).await?;
         let workers = machine::cores().to_string();
-        let (process, no_op) = ground.helper("no-op", &[&workers]).await?;
-        let sale = ground.sold_out().await?;
-        let crowd = Arc::new(Crowd::sign(&ground.tokens, buyers)?);
-        let refusals = Self { ground, sale, crowd, no_op, _no_op: process };
+        let (process, no_op) = testbed.helper("no-op", &[&workers]).await?;
+        let sale = testbed.sold_out().await?;
+        let crowd = Arc::new(Crowd::sign(&testbed.tokens, buyers)?);
+        let refusals = Self { testbed, sale, crowd, no_op, _no_op: process };
         refusals.compare().await?;
         Ok(refusals)
     }
@@ -64,37 +64,37 @@ impl Refusals {
     async fn compare(&self) -> anyhow::Result<()> {
         let mut request = Vec::new();
         self.crowd.write(&mut request, self.sale, 0);
-        let node = load::answer_length(self.ground.node, &request).await?;
+        let node = load::answer_length(self.testbed.node, &request).await?;
         let no_op = load::answer_length(self.no_op, &request).await?;
         ensure!(node == no_op && node.0 == 409, "status and bytes: the node {node:?}, the no-op {no_op:?}");
         Ok(())
     }
 
     /// One run against the node, void if it answered anything but `sold_out`.
-    pub async fn node(&self, generator: &Saturation, seconds: f64) -> Taken<Seen> {
-        let before = self.ground.answers().await?;
-        let seen = generator.run(self.ground.node, self.sale, seconds).await?;
-        let answers = self.ground.answers().await?;
+    pub async fn node(&self, generator: &Saturation, seconds: f64) -> Measured<Seen> {
+        let before = self.testbed.answers().await?;
+        let seen = generator.run(self.testbed.node, self.sale, seconds).await?;
+        let answers = self.testbed.answers().await?;
         Ok(answers.only("sold_out", seen.answers, &before).and_then(|()| all_refused(seen)))
     }
 
     /// One run against the handler that does nothing.
-    pub async fn nothing(&self, generator: &Saturation, seconds: f64) -> Taken<Seen> {
+    pub async fn nothing(&self, generator: &Saturation, seconds: f64) -> Measured<Seen> {
         Ok(all_refused(generator.run(self.no_op, self.sale, seconds).await?))
     }
 }
 
 /// Both sides answer 409 and nothing else.
-fn all_refused(seen: Seen) -> Result<Seen, Void> {
-    if seen.refused == seen.answers { Ok(seen) } else { Err(Void("answers other than 409".to_owned())) }
+fn all_refused(seen: Seen) -> Result<Seen, Discarded> {
+    if seen.refused == seen.answers { Ok(seen) } else { Err(Discarded("answers other than 409".to_owned())) }
 }
 
 pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let refusals = Refusals::prepare(BUYERS).await?;
-    let folder = refusals.ground.stage.sandbox.folder();
+    let folder = refusals.testbed.cluster.sandbox.folder();
     let generator = Saturation::new(Arc::clone(&refusals.crowd), CONNECTIONS, folder)?;
 
-    let (wall, address) = refusals.ground.helper("wall", &[]).await?;
+    let (wall, address) = refusals.testbed.helper("wall", &[]).await?;
     let ceiling = generator.run(address, refusals.sale, plan.seconds).await?.per_second();
     drop(wall);
     say(format_args!("  the generator alone: {ceiling:.0} answers/s"))?;
@@ -103,7 +103,7 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     // What is warm afterwards is measured: connections, buckets, branch predictors.
     let _ = refusals.nothing(&generator, plan.seconds).await?;
     let _ = refusals.node(&generator, plan.seconds).await?;
-    let round = async |no_op_first: bool| -> Taken<(f64, f64)> {
+    let round = async |no_op_first: bool| -> Measured<(f64, f64)> {
         let early = if no_op_first { Some(refusals.nothing(&generator, plan.seconds).await?) } else { None };
         let node = refusals.node(&generator, plan.seconds).await?;
         let no_op = match early {

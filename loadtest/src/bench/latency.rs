@@ -10,7 +10,7 @@ use super::accepted::Purchases;
 use super::flag::{BUYERS, CONNECTIONS, Refusals};
 use super::open_loop::{self, Latencies};
 use super::report::{Figure, Goal, Kind, Report, median};
-use super::rounds::{self, Taken, Void};
+use super::rounds::{self, Discarded, Measured};
 use super::wrk::Saturation;
 
 /// Rounds in which even the handler that does nothing takes longer say only that the machine is busy.
@@ -66,7 +66,7 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
 /// them was void, which the report then says.
 async fn half_of_saturation(
     name: &str,
-    saturate: impl AsyncFn() -> Taken<f64>,
+    saturate: impl AsyncFn() -> Measured<f64>,
     report: &mut Report,
 ) -> anyhow::Result<Option<f64>> {
     let _ = saturate().await?;
@@ -82,10 +82,11 @@ async fn half_of_saturation(
 
 async fn refused(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let refusals = Refusals::prepare(BUYERS).await?;
-    let generator = Saturation::new(Arc::clone(&refusals.crowd), CONNECTIONS, refusals.ground.stage.sandbox.folder())?;
+    let generator =
+        Saturation::new(Arc::clone(&refusals.crowd), CONNECTIONS, refusals.testbed.cluster.sandbox.folder())?;
     // With a warm-up before, as in a.
     let _ = refusals.nothing(&generator, plan.seconds).await?;
-    let saturate = async || -> Taken<f64> {
+    let saturate = async || -> Measured<f64> {
         Ok(refusals.node(&generator, SATURATION_SECONDS).await?.map(|seen| seen.per_second()))
     };
     let Some(rate) = half_of_saturation("e, saturation by refusals", saturate, report).await? else {
@@ -94,11 +95,11 @@ async fn refused(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     };
     let side =
         async |server, status| open_loop::run(server, &refusals.crowd, refusals.sale, rate, plan.seconds, status).await;
-    let round = async |no_op_first: bool| -> Taken<Beside> {
+    let round = async |no_op_first: bool| -> Measured<Beside> {
         let early = if no_op_first { Some(side(refusals.no_op, 409).await?) } else { None };
-        let before = refusals.ground.answers().await?;
-        let node = side(refusals.ground.node, 409).await?;
-        let judged = refusals.ground.answers().await?.only("sold_out", node.count() as u64, &before);
+        let before = refusals.testbed.answers().await?;
+        let node = side(refusals.testbed.node, 409).await?;
+        let judged = refusals.testbed.answers().await?.only("sold_out", node.count() as u64, &before);
         let no_op = match early {
             Some(early) => early,
             None => side(refusals.no_op, 409).await?,
@@ -123,18 +124,18 @@ async fn refused(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
 async fn accepted(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let purchases = Purchases::prepare().await?;
     let workers = super::machine::cores().to_string();
-    let (_process, no_op) = purchases.ground.helper("no-op", &[&workers]).await?;
+    let (_process, no_op) = purchases.testbed.helper("no-op", &[&workers]).await?;
     let saturate = async || purchases.run(SATURATION_SECONDS).await;
     let Some(rate) = half_of_saturation("e, saturation by purchases", saturate, report).await? else {
         report.add(ACCEPTED, []);
         return Ok(());
     };
-    let round = async |no_op_first: bool| -> Taken<Beside> {
+    let round = async |no_op_first: bool| -> Measured<Beside> {
         let sale = purchases.sale().await?;
         let side =
             async |server, status| open_loop::run(server, &purchases.crowd, sale, rate, plan.seconds, status).await;
         let early = if no_op_first { Some(side(no_op, 409).await?) } else { None };
-        let node = side(purchases.ground.node, 202).await?;
+        let node = side(purchases.testbed.node, 202).await?;
         let sold = purchases.sold(sale).await? as usize;
         let nothing = match early {
             Some(early) => early,
@@ -164,13 +165,13 @@ const fn rate_of(key: &'static str, about: &'static str) -> Figure {
     Figure { part: 'e', key, about, unit: "requests/s", goal: Goal::None, kind: Kind::Side }
 }
 
-fn beside(node: &Latencies, no_op: &Latencies) -> Result<Beside, Void> {
+fn beside(node: &Latencies, no_op: &Latencies) -> Result<Beside, Discarded> {
     if node.others + no_op.others > 0 {
-        return Err(Void("answers of another status".to_owned()));
+        return Err(Discarded("answers of another status".to_owned()));
     }
     let beside = Beside { tail: Tail::of(node), no_op: Tail::of(no_op) };
     if beside.no_op.p99 > MOST_NO_OP_MS {
-        return Err(Void(format!("the no-op handler took more than {MOST_NO_OP_MS} ms")));
+        return Err(Discarded(format!("the no-op handler took more than {MOST_NO_OP_MS} ms")));
     }
     Ok(beside)
 }

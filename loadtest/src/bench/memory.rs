@@ -14,10 +14,10 @@ use tokio::task::JoinSet;
 
 use super::Plan;
 use super::crowd;
-use super::ground::Ground;
 use super::load::Connection;
 use super::machine;
 use super::report::{Figure, Goal, Kind, Report};
+use super::testbed::TestBed;
 
 const CONNECTIONS: u32 = 32;
 /// Requests in one write.
@@ -37,15 +37,15 @@ const GROWTH: Figure = Figure {
 };
 
 pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
-    let ground = Arc::new(Ground::with(&[]).await?);
-    let sale = ground.sold_out().await?;
-    let pid = ground.stage.part("node-0")?.pid();
-    ask(&ground, sale, 0, WARM_UP).await?;
+    let testbed = Arc::new(TestBed::with(&[]).await?);
+    let sale = testbed.sold_out().await?;
+    let pid = testbed.cluster.part("node-0")?.pid();
+    ask(&testbed, sale, 0, WARM_UP).await?;
     let before = machine::resident_kib(pid)?;
-    let counted = ground.answers().await?;
-    ask(&ground, sale, WARM_UP, plan.users).await?;
+    let counted = testbed.answers().await?;
+    ask(&testbed, sale, WARM_UP, plan.users).await?;
     let after = machine::resident_kib(pid)?;
-    let judged = ground.answers().await?.only("sold_out", u64::from(plan.users), &counted);
+    let judged = testbed.answers().await?.only("sold_out", u64::from(plan.users), &counted);
     ensure!(judged.is_ok(), "not every user was told that nothing is left");
     let growth = (after as f64 - before as f64) / 1024.0;
     say(format_args!("  f: {growth:.1} MiB more after {} users ({} MiB in all)", plan.users, after / 1024))?;
@@ -57,12 +57,12 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
 }
 
 /// `count` users from number `first` on ask once each. Their tokens are signed on the way.
-async fn ask(ground: &Arc<Ground>, sale: SaleId, first: u32, count: u32) -> anyhow::Result<()> {
+async fn ask(testbed: &Arc<TestBed>, sale: SaleId, first: u32, count: u32) -> anyhow::Result<()> {
     let (next, mut asking) = (Arc::new(AtomicU32::new(0)), JoinSet::new());
     for _ in 0..CONNECTIONS {
-        let (ground, next) = (Arc::clone(ground), Arc::clone(&next));
+        let (testbed, next) = (Arc::clone(testbed), Arc::clone(&next));
         asking.spawn(async move {
-            let (mut connection, mut requests) = (Connection::open(ground.node).await?, Vec::new());
+            let (mut connection, mut requests) = (Connection::open(testbed.node).await?, Vec::new());
             loop {
                 let begin = next.fetch_add(TOGETHER, Ordering::Relaxed);
                 let users = begin..(begin + TOGETHER).min(count);
@@ -72,7 +72,7 @@ async fn ask(ground: &Arc<Ground>, sale: SaleId, first: u32, count: u32) -> anyh
                 requests.clear();
                 for n in users.clone() {
                     let n = (first + n) as usize;
-                    crowd::write_request(&mut requests, sale, &crowd::token(&ground.tokens, n)?, n);
+                    crowd::write_request(&mut requests, sale, &crowd::token(&testbed.tokens, n)?, n);
                 }
                 connection.send(&requests).await?;
                 for _ in users {

@@ -14,7 +14,6 @@ mod crowd;
 mod drain;
 mod evalsha;
 mod flag;
-mod ground;
 mod latency;
 mod load;
 mod machine;
@@ -25,6 +24,7 @@ mod pipeline;
 mod rebuild;
 mod report;
 mod rounds;
+mod testbed;
 mod wrk;
 
 use std::path::{Path, PathBuf};

@@ -9,10 +9,10 @@ use anyhow::ensure;
 use super::Plan;
 use super::crowd::Crowd;
 use super::evalsha::Evalsha;
-use super::ground::{Ground, until};
 use super::load::{self, Until};
 use super::report::{Figure, Goal, Kind, Report};
-use super::rounds::{self, Taken, Void};
+use super::rounds::{self, Discarded, Measured};
+use super::testbed::{TestBed, until};
 
 const CONNECTIONS: usize = super::accepted::CONNECTIONS;
 
@@ -51,16 +51,16 @@ struct Sold {
 }
 
 pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
-    let ground = Ground::with(&["relay", "consume", "reconcile"]).await?;
-    let crowd = Arc::new(Crowd::sign(&ground.tokens, plan.orders as usize)?);
-    let mut evalsha = Evalsha::new(&ground, plan.seconds).await?;
-    let _ = sell(&ground, &crowd, plan.orders / WARM_UP).await?;
-    let round = async |baseline_first: bool| -> Taken<(Sold, f64)> {
-        let early = if baseline_first { Some(evalsha.run(&ground).await?) } else { None };
-        let sold = sell(&ground, &crowd, plan.orders).await?;
+    let testbed = TestBed::with(&["relay", "consume", "reconcile"]).await?;
+    let crowd = Arc::new(Crowd::sign(&testbed.tokens, plan.orders as usize)?);
+    let mut evalsha = Evalsha::new(&testbed, plan.seconds).await?;
+    let _ = sell(&testbed, &crowd, plan.orders / WARM_UP).await?;
+    let round = async |baseline_first: bool| -> Measured<(Sold, f64)> {
+        let early = if baseline_first { Some(evalsha.run(&testbed).await?) } else { None };
+        let sold = sell(&testbed, &crowd, plan.orders).await?;
         let alone = match early {
             Some(early) => early,
-            None => evalsha.run(&ground).await?,
+            None => evalsha.run(&testbed).await?,
         };
         Ok(sold.map(|sold| (sold, alone)))
     };
@@ -89,27 +89,27 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sells units, one to each buyer, and waits until each is a row. Void if a buyer was refused.
-async fn sell(ground: &Ground, crowd: &Arc<Crowd>, count: u32) -> Taken<Sold> {
+/// Sells units, one to each buyer, and waits until each is a row. Discarded if a buyer was refused.
+async fn sell(testbed: &TestBed, crowd: &Arc<Crowd>, count: u32) -> Measured<Sold> {
     // Some are left, so that the flag has no part in it.
     let units = count + 1;
-    let sale = ground.open(units).await?;
-    let bytes_before = ground.redis_bytes().await?;
+    let sale = testbed.open(units).await?;
+    let bytes_before = testbed.redis_bytes().await?;
     let begin = Instant::now();
-    let ran = load::closed(ground.node, crowd, sale, CONNECTIONS, 0, Until::Count(count as usize)).await?;
+    let ran = load::closed(testbed.node, crowd, sale, CONNECTIONS, 0, Until::Count(count as usize)).await?;
     let answered = begin.elapsed();
-    let sold = ground.sold_in_redis(sale, units).await?;
-    until("every order is a row", async || ground.sold_in_ledger(sale).await.is_ok_and(|rows| rows >= sold)).await?;
+    let sold = testbed.sold_in_redis(sale, units).await?;
+    until("every order is a row", async || testbed.sold_in_ledger(sale).await.is_ok_and(|rows| rows >= sold)).await?;
     let persisted = begin.elapsed();
     let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM orders WHERE sale_id = $1 AND status = 'created'")
         .bind(sale.get())
-        .fetch_one(ground.ledger.pool())
+        .fetch_one(testbed.ledger.pool())
         .await?;
-    until("the outbox is empty", async || ground.outbox(sale).await.is_ok_and(|left| left == 0)).await?;
-    let bytes = ground.redis_bytes().await?.saturating_sub(bytes_before);
-    ground.retire(sale).await?;
+    until("the outbox is empty", async || testbed.outbox(sale).await.is_ok_and(|left| left == 0)).await?;
+    let bytes = testbed.redis_bytes().await?.saturating_sub(bytes_before);
+    testbed.close_sale(sale).await?;
     if ran.refused > 0 {
-        return Ok(Err(Void("refused purchases".to_owned())));
+        return Ok(Err(Discarded("refused purchases".to_owned())));
     }
     // Nobody was refused, so this is no matter of load: the service broke a promise.
     ensure!(sold == count, "{ran:?}, and Redis sold {sold}");

@@ -9,10 +9,10 @@ use tokio::time::sleep;
 
 use super::Plan;
 use super::crowd::Crowd;
-use super::ground::{Ground, until};
 use super::load::{self, Until};
 use super::report::{Figure, Goal, Kind, Report};
-use super::rounds::{self, Taken, Void};
+use super::rounds::{self, Discarded, Measured};
+use super::testbed::{TestBed, until};
 
 /// How often a buyer asks whether it sells again, and so how exact the end is.
 const ASK: Duration = Duration::from_millis(5);
@@ -37,19 +37,19 @@ const ANSWERING: Figure = Figure {
 };
 
 pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
-    let mut ground = Ground::with(&["relay", "consume", "reconcile"]).await?;
-    let crowd = Arc::new(Crowd::sign(&ground.tokens, plan.claims as usize)?);
-    let sale = ground.open(plan.claims + 100_000).await?;
+    let mut testbed = TestBed::with(&["relay", "consume", "reconcile"]).await?;
+    let crowd = Arc::new(Crowd::sign(&testbed.tokens, plan.claims as usize)?);
+    let sale = testbed.open(plan.claims + 100_000).await?;
     let count = Until::Count(plan.claims as usize);
-    let ran = load::closed(ground.node, &crowd, sale, super::accepted::CONNECTIONS, 0, count).await?;
+    let ran = load::closed(testbed.node, &crowd, sale, super::accepted::CONNECTIONS, 0, count).await?;
     ensure!(ran.accepted == u64::from(plan.claims), "{ran:?}");
     let (mut sold, mut asked) = (plan.claims, 0);
-    let mut round = async |_: bool| -> Taken<(f64, f64)> {
-        settle(&ground, sale, sold).await?;
-        let times = restart(&ground, sale, &mut asked).await?;
+    let mut round = async |_: bool| -> Measured<(f64, f64)> {
+        settle(&testbed, sale, sold).await?;
+        let times = restart(&testbed, sale, &mut asked).await?;
         sold += 1;
         // The connection of this program went with the Redis that was.
-        ground.redis = redis::Client::open(redis_url(&ground))?.get_multiplexed_async_connection().await?;
+        testbed.redis = redis::Client::open(redis_url(&testbed))?.get_multiplexed_async_connection().await?;
         Ok(times)
     };
     // What is done for the first time takes longer: statements to be prepared, code to be paged in.
@@ -62,20 +62,20 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn redis_url(ground: &Ground) -> String {
-    secrecy::ExposeSecret::expose_secret(&ground.stage.settings.redis.url).to_owned()
+fn redis_url(testbed: &TestBed) -> String {
+    secrecy::ExposeSecret::expose_secret(&testbed.cluster.settings.redis.url).to_owned()
 }
 
 /// Every order is a row and nothing is on its way, so that a round starts like every other.
-async fn settle(ground: &Ground, sale: SaleId, sold: u32) -> anyhow::Result<()> {
-    until("every order is a row", async || ground.sold_in_ledger(sale).await.is_ok_and(|rows| rows >= sold)).await?;
-    until("the outbox is empty", async || ground.outbox(sale).await.is_ok_and(|left| left == 0)).await
+async fn settle(testbed: &TestBed, sale: SaleId, sold: u32) -> anyhow::Result<()> {
+    until("every order is a row", async || testbed.sold_in_ledger(sale).await.is_ok_and(|rows| rows >= sold)).await?;
+    until("the outbox is empty", async || testbed.outbox(sale).await.is_ok_and(|left| left == 0)).await
 }
 
 /// Kills Redis and starts it again; milliseconds from then on to the next accepted purchase, and to the first answer of
-/// Redis. Void if a buyer was told anything but to come again; it sells again then as well.
-async fn restart(ground: &Ground, sale: SaleId, asked: &mut usize) -> Taken<(f64, f64)> {
-    let redis = ground.stage.sandbox.redis();
+/// Redis. Discarded if a buyer was told anything but to come again; it sells again then as well.
+async fn restart(testbed: &TestBed, sale: SaleId, asked: &mut usize) -> Measured<(f64, f64)> {
+    let redis = testbed.cluster.sandbox.redis();
     redis.kill()?;
     let begin = Instant::now();
     redis.restart().await?;
@@ -84,11 +84,11 @@ async fn restart(ground: &Ground, sale: SaleId, asked: &mut usize) -> Taken<(f64
     loop {
         // Each time another buyer: the outcome of an earlier one may be unknown, and would be told again.
         *asked += 1;
-        let (status, body) = ground.buy(sale, *asked).await?;
+        let (status, body) = testbed.buy(sale, *asked).await?;
         match status {
             202 => break,
             503 => {}
-            _ => other = Some(Void(format!("answers of status {status}"))),
+            _ => other = Some(Discarded(format!("answers of status {status}"))),
         }
         let last = || format!("the sale does not sell again: {status} {}", String::from_utf8_lossy(&body));
         ensure!(begin.elapsed() < PATIENCE, last());

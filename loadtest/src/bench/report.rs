@@ -119,7 +119,7 @@ impl Report {
             self.machine.redis, self.machine.postgres, self.machine.java, self.machine.generator
         );
         for (part, reasons) in &self.void {
-            let _ = writeln!(text, "Void rounds of {part}: {reasons}.");
+            let _ = writeln!(text, "Discarded rounds of {part}: {reasons}.");
         }
         text
     }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use crate::demo::say;
 
 /// Why a round says nothing: something else than what is measured happened in it.
-pub struct Void(pub String);
+pub struct Discarded(pub String);
 
 /// What one round measured, or why it did not.
-pub type Taken<T> = anyhow::Result<Result<T, Void>>;
+pub type Measured<T> = anyhow::Result<Result<T, Discarded>>;
 
 /// Rounds that were kept, and why others were not.
 pub struct Rounds<T> {
@@ -30,7 +30,7 @@ impl<T> Rounds<T> {
 pub async fn take<T>(
     name: &str,
     count: u16,
-    mut round: impl AsyncFnMut(bool) -> Taken<T>,
+    mut round: impl AsyncFnMut(bool) -> Measured<T>,
     show: impl Fn(&T) -> String,
 ) -> anyhow::Result<Rounds<T>> {
     let mut rounds = Rounds { kept: Vec::new(), void: BTreeMap::new() };
@@ -41,7 +41,7 @@ pub async fn take<T>(
                 say(format_args!("  {name} {}/{count}: {}", rounds.kept.len() + 1, show(&taken)))?;
                 rounds.kept.push(taken);
             }
-            Err(Void(reason)) => {
+            Err(Discarded(reason)) => {
                 say(format_args!("  {name}: void, {reason}"))?;
                 *rounds.void.entry(reason).or_default() += 1;
             }

@@ -4,7 +4,7 @@
 //! buyers with addresses of their own come over real HTTP, and when things have settled every promise is checked.
 //! Succeeds only if no promise is broken.
 
-mod stage;
+mod cluster;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 
-pub use stage::{Cast, Program, Stage, closed_doors, open_doors};
+pub use cluster::{Cluster, ClusterSpec, Program, default_limits, relaxed_limits};
 
 use drive::client::{Client, Limits};
 use drive::demand::{Demand, PostPurchase};
@@ -54,32 +54,33 @@ impl Demo {
     /// # Errors
     /// When something does not come up, or the verdict is not "pass".
     pub async fn run(self) -> anyhow::Result<()> {
-        // Ctrl-C must still stop the servers and remove their folder, which is what dropping the stage does.
-        let (mut stage, tokens, report) = tokio::select! {
+        // Ctrl-C must still stop the servers and remove their folder, which is what dropping the cluster does.
+        let (mut cluster, tokens, report) = tokio::select! {
             played = self.play() => played?,
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),
         };
         if self.stay {
             // Who buys by hand needs longer than the crowd.
-            stage.pay_within(Duration::from_secs(15 * 60)).await?;
-            stay(&mut stage, &tokens).await?;
+            cluster.pay_within(Duration::from_secs(15 * 60)).await?;
+            stay(&mut cluster, &tokens).await?;
         }
         ensure!(report.verdict == Verdict::Pass, "the demo did not keep its promises");
         Ok(())
     }
 
-    async fn play(&self) -> anyhow::Result<(Stage, Tokens, Report)> {
+    async fn play(&self) -> anyhow::Result<(Cluster, Tokens, Report)> {
         say("loadtest demo: a whole flash sale on this machine\n")?;
         let began = Instant::now();
         let pay_within = time_to_pay(self.stock, self.buyers);
-        let furnish = |settings| with_time_to_pay(open_doors(settings), pay_within);
-        let stage = Stage::furnished(&Program::this()?, Cast::of_the_demo(self.nodes.into()), furnish).await?;
-        let (broker, seconds) = (stage.broker(), began.elapsed().as_secs_f64());
-        say(format_args!("  servers   Redis (appendfsync {}), PostgreSQL, {broker}", stage.redis_fsync()))?;
-        if stage.broker_is_a_stand_in() {
+        let configure = |settings| with_time_to_pay(relaxed_limits(settings), pay_within);
+        let cluster =
+            Cluster::configured(&Program::this()?, ClusterSpec::standard(self.nodes.into()), configure).await?;
+        let (broker, seconds) = (cluster.broker(), began.elapsed().as_secs_f64());
+        say(format_args!("  servers   Redis (appendfsync {}), PostgreSQL, {broker}", cluster.redis_fsync()))?;
+        if cluster.broker_is_a_stand_in() {
             say("            no Java or no Kafka was found: the broker inside librdkafka stands in, in memory only")?;
         }
-        say(format_args!("            up in {seconds:.1} s, in {}", stage.sandbox.folder().display()))?;
+        say(format_args!("            up in {seconds:.1} s, in {}", cluster.sandbox.folder().display()))?;
         say(format_args!(
             "  service   {} nodes, a relay, a consumer and an auditor, each a process of its own",
             self.nodes
@@ -93,13 +94,13 @@ impl Demo {
             demand.window.as_secs(),
             pay_within.as_secs()
         ))?;
-        let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
+        let tokens = Tokens::new(&cluster.settings.auth.jwt_secret)?;
         let pacing = Pacing::default();
         let limits = Limits { connections: pacing.in_flight, ..Limits::default() };
-        let report = rush(&stage, &tokens, demand, self.stock, pacing, limits).await?;
+        let report = rush(&cluster, &tokens, demand, self.stock, pacing, limits).await?;
         say(TextReport(&report))?;
         write(self.report.as_deref(), &report)?;
-        Ok((stage, tokens, report))
+        Ok((cluster, tokens, report))
     }
 }
 
@@ -116,26 +117,26 @@ pub fn with_time_to_pay(mut settings: Settings, time: Duration) -> Settings {
     settings
 }
 
-/// Lets buyers loose on a stage, and judges.
+/// Lets buyers loose on a cluster, and judges.
 pub async fn rush(
-    stage: &Stage,
+    cluster: &Cluster,
     tokens: &Tokens,
     demand: Demand,
     stock: u32,
     pacing: Pacing,
     limits: Limits,
 ) -> anyhow::Result<Report> {
-    let observer = Stores::connect(&stage.settings).await?;
+    let observer = Stores::connect(&cluster.settings).await?;
     let setup = Setup {
-        broker: stage.broker().to_owned(),
-        redis_fsync: stage.redis_fsync().to_owned(),
-        nodes: stage.urls.len(),
+        broker: cluster.broker().to_owned(),
+        redis_fsync: cluster.redis_fsync().to_owned(),
+        nodes: cluster.urls.len(),
         stock,
     };
-    let client = Client::new(&stage.urls, limits)?;
+    let client = Client::new(&cluster.urls, limits)?;
     let run = Run::new(Arc::new(client), tokens, &observer, demand, setup, pacing);
     let finished = Box::pin(run.execute_with_progress()).await?;
-    stage.check()?;
+    cluster.check()?;
     Ok(finished.report)
 }
 
@@ -153,26 +154,26 @@ pub fn say(text: impl std::fmt::Display) -> anyhow::Result<()> {
 }
 
 /// For whoever buys, operates or kills by hand, until Ctrl-C.
-async fn stay(stage: &mut Stage, tokens: &Tokens) -> anyhow::Result<()> {
+async fn stay(cluster: &mut Cluster, tokens: &Tokens) -> anyhow::Result<()> {
     say("\nStill serving; Ctrl-C ends it")?;
-    for url in &stage.urls {
+    for url in &cluster.urls {
         say(format_args!("  {url}/docs"))?;
     }
-    for part in stage.names() {
-        say(format_args!("  {part:<19} process {}", stage.part(&part)?.pid()))?;
+    for part in cluster.names() {
+        say(format_args!("  {part:<19} process {}", cluster.part(&part)?.pid()))?;
     }
     say(format_args!("  a buyer's token     {}", tokens.sign(&"visitor".parse()?, false)?))?;
     say(format_args!("  an operator's token {}", tokens.sign(&"operator".parse()?, true)?))?;
-    say(format_args!("  logs in             {}", stage.sandbox.folder().display()))?;
+    say(format_args!("  logs in             {}", cluster.sandbox.folder().display()))?;
     let mut stop = pin!(tokio::signal::ctrl_c());
     let mut looks = tokio::time::interval(LOOK_EVERY);
     loop {
         tokio::select! {
             stopped = &mut stop => return stopped.context("waiting for Ctrl-C"),
-            _ = looks.tick() => for name in stage.names() {
-                if let Some(status) = stage.part(&name)?.exit_status() {
-                    stage.restart(&name)?;
-                    say(format_args!("  {name} has ended ({status}); again as process {}", stage.part(&name)?.pid()))?;
+            _ = looks.tick() => for name in cluster.names() {
+                if let Some(status) = cluster.part(&name)?.exit_status() {
+                    cluster.restart(&name)?;
+                    say(format_args!("  {name} has ended ({status}); again as process {}", cluster.part(&name)?.pid()))?;
                 }
             }
         }

@@ -18,8 +18,8 @@ use tokio::task::JoinHandle;
 
 use Moment::{After, Before};
 
-use super::ground::Ground;
-use super::round::{PATIENCE, Round, Wish, ms};
+use super::round::{PATIENCE, Round, SaleSpec, ms};
+use super::testbed::TestBed;
 use super::{Fault, Figures};
 
 const PURCHASE: Spot = Spot::Script(include_str!("../../../lua/purchase.lua"));
@@ -37,17 +37,17 @@ const RAISE: Spot = Spot::CommitOf("SET generation = GREATEST");
 const EXPIRE: Spot = Spot::CommitOf("SET status = 'expired'");
 
 /// Long enough for the auditor to come back, and for what it frees to be bought.
-const LONG: Wish = Wish { buyers: 1_800, window: Duration::from_secs(12), ..Wish::WITH_RESERVE };
+const LONG: SaleSpec = SaleSpec { buyers: 1_800, window: Duration::from_secs(12), ..SaleSpec::WITH_RESERVE };
 
 macro_rules! points {
-    ($($name:literal, $about:literal, $part:literal, $way:ident, $spot:expr, $moment:ident, $provoke:ident, $wish:expr, $quick:literal;)*) => {
+    ($($name:literal, $about:literal, $part:literal, $way:ident, $spot:expr, $moment:ident, $provoke:ident, $sale:expr, $quick:literal;)*) => {
         pub const FAULTS: &[Fault] = &[$(
             Fault {
                 quick: $quick,
-                wish: $wish,
-                ..Fault::new($name, $about, |ground, round| {
+                sale: $sale,
+                ..Fault::new($name, $about, |testbed, round| {
                     let point = Point { part: $part, way: Way::$way, spot: $spot, moment: $moment };
-                    Box::pin(crash(ground, round, point, |g, r| Box::pin($provoke(g, r))))
+                    Box::pin(crash(testbed, round, point, |g, r| Box::pin($provoke(g, r))))
                 })
             },
         )*];
@@ -56,35 +56,35 @@ macro_rules! points {
 
 points! {
     "serve-crash-before-the-script", "a node dies with purchases that Redis never got",
-        "node-1", Redis, PURCHASE, Before, nothing, Wish::USUAL, false;
+        "node-1", Redis, PURCHASE, Before, nothing, SaleSpec::USUAL, false;
     "serve-crash-after-the-script", "a node dies with purchases that Redis has taken and nobody was told of",
-        "node-1", Redis, PURCHASE, After, nothing, Wish::USUAL, true;
+        "node-1", Redis, PURCHASE, After, nothing, SaleSpec::USUAL, true;
     "serve-crash-between-closing-and-release", "a node dies when an order is cancelled in the ledger and not in Redis",
-        "node-1", Redis, RELEASE, Before, cancel, Wish::PLENTY, false;
+        "node-1", Redis, RELEASE, Before, cancel, SaleSpec::PLENTY, false;
     "serve-crash-between-stock-and-total", "a node dies when stock is added in the ledger and not in Redis",
-        "node-1", Redis, STOCK, Before, add_stock, Wish::USUAL, false;
+        "node-1", Redis, STOCK, Before, add_stock, SaleSpec::USUAL, false;
     "relay-crash-with-orders-read", "the relay dies with orders that it has read and not published",
-        "relay", Redis, READ, After, nothing, Wish::USUAL, false;
+        "relay", Redis, READ, After, nothing, SaleSpec::USUAL, false;
     "relay-crash-with-orders-published", "the relay dies with orders that are published and stand in the outbox",
-        "relay", Redis, ACK, Before, nothing, Wish::USUAL, false;
+        "relay", Redis, ACK, Before, nothing, SaleSpec::USUAL, false;
     "relay-crash-after-the-removal", "the relay dies when the outbox has let go of what it published",
-        "relay", Redis, ACK, After, nothing, Wish::USUAL, false;
+        "relay", Redis, ACK, After, nothing, SaleSpec::USUAL, false;
     "consumer-crash-before-the-rows", "the consumer dies with orders that it has read and not written",
-        "consume", Postgres, WRITE, Before, nothing, Wish::USUAL, false;
+        "consume", Postgres, WRITE, Before, nothing, SaleSpec::USUAL, false;
     "consumer-crash-before-the-offsets", "the consumer dies with rows written and offsets not committed",
-        "consume", Postgres, WRITE, After, nothing, Wish::USUAL, true;
+        "consume", Postgres, WRITE, After, nothing, SaleSpec::USUAL, true;
     "auditor-crash-after-the-freeze", "the auditor dies when nobody may sell any more",
-        "reconcile", Side, FREEZE, After, restart_redis, Wish::USUAL, false;
+        "reconcile", Side, FREEZE, After, restart_redis, SaleSpec::USUAL, false;
     "auditor-crash-before-the-generation", "the auditor dies when it is about to raise the generation",
-        "reconcile", Postgres, RAISE, Before, restart_redis, Wish::USUAL, false;
+        "reconcile", Postgres, RAISE, Before, restart_redis, SaleSpec::USUAL, false;
     "auditor-crash-between-generation-and-warm", "the auditor dies with a generation that Redis does not know",
-        "reconcile", Side, WARM, Before, restart_redis, Wish::USUAL, true;
+        "reconcile", Side, WARM, Before, restart_redis, SaleSpec::USUAL, true;
     "auditor-crash-after-the-warm", "the auditor dies when the sale sells again, and it holds the lock",
-        "reconcile", Side, WARM, After, restart_redis, Wish::USUAL, false;
+        "reconcile", Side, WARM, After, restart_redis, SaleSpec::USUAL, false;
     "auditor-crash-before-the-expiry", "the auditor dies when it is about to close overdue orders",
-        "reconcile", Postgres, EXPIRE, Before, make_overdue, Wish::PLENTY, false;
+        "reconcile", Postgres, EXPIRE, Before, make_overdue, SaleSpec::PLENTY, false;
     "auditor-crash-between-expiry-and-release", "the auditor dies when orders are closed in the ledger and not in Redis",
-        "reconcile", Side, RELEASE, Before, make_overdue, Wish::PLENTY, false;
+        "reconcile", Side, RELEASE, Before, make_overdue, SaleSpec::PLENTY, false;
     "auditor-crash-between-move-and-total", "the auditor dies when the reserve has moved in the ledger and not in Redis",
         "reconcile", Side, STOCK, Before, nothing, LONG, false;
 }
@@ -118,80 +118,80 @@ impl Way {
 
 /// What brings a role to its point; nothing, where it gets there by itself. What is left to be waited for is answered.
 type Provoke =
-    for<'a> fn(&'a Ground, &'a Round) -> std::pin::Pin<Box<dyn Future<Output = anyhow::Result<Pending>> + 'a>>;
+    for<'a> fn(&'a TestBed, &'a Round) -> std::pin::Pin<Box<dyn Future<Output = anyhow::Result<Pending>> + 'a>>;
 type Pending = Option<JoinHandle<()>>;
 
 /// Holds the next connection that comes to the spot.
 pub async fn hold(
-    ground: &Ground,
+    testbed: &TestBed,
     round: &Round,
     (way, spot, moment): (Way, Spot, Moment),
     provoke: Provoke,
 ) -> anyhow::Result<(Held, Pending)> {
-    let proxy = way.proxy(ground.sandbox())?;
+    let proxy = way.proxy(testbed.sandbox())?;
     let set = proxy.trap(spot, moment);
     if way == Way::Postgres {
         // Statements are prepared once for each connection, and only then is their text said.
         proxy.cut().await;
         proxy.heal().await;
     }
-    let pending = provoke(ground, round).await?;
+    let pending = provoke(testbed, round).await?;
     Ok((set.held(PATIENCE).await.context("the point was not reached")?, pending))
 }
 
-async fn crash(ground: &mut Ground, round: &Round, point: Point, provoke: Provoke) -> anyhow::Result<Figures> {
-    let (held, pending) = hold(ground, round, (point.way, point.spot, point.moment), provoke).await?;
-    ground.stage.part(point.part)?.kill()?;
+async fn crash(testbed: &mut TestBed, round: &Round, point: Point, provoke: Provoke) -> anyhow::Result<Figures> {
+    let (held, pending) = hold(testbed, round, (point.way, point.spot, point.moment), provoke).await?;
+    testbed.cluster.part(point.part)?.kill()?;
     drop(held);
     let begun = Instant::now();
     if let Some(pending) = pending {
         pending.await?;
     }
-    ground.stage.restart(point.part)?;
-    ground.stage.wait_until_ready().await?;
+    testbed.cluster.restart(point.part)?;
+    testbed.cluster.wait_until_ready().await?;
     round.until_sold(5).await?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(begun.elapsed()))]))
 }
 
 #[allow(clippy::unused_async, reason = "as the other provocations")]
-async fn nothing(_: &Ground, _: &Round) -> anyhow::Result<Pending> {
+async fn nothing(_: &TestBed, _: &Round) -> anyhow::Result<Pending> {
     Ok(None)
 }
 
-pub async fn restart_redis(ground: &Ground, _: &Round) -> anyhow::Result<Pending> {
-    ground.sandbox().redis().kill()?;
-    ground.sandbox().redis().restart().await?;
+pub async fn restart_redis(testbed: &TestBed, _: &Round) -> anyhow::Result<Pending> {
+    testbed.sandbox().redis().kill()?;
+    testbed.sandbox().redis().restart().await?;
     Ok(None)
 }
 
-async fn make_overdue(ground: &Ground, round: &Round) -> anyhow::Result<Pending> {
+async fn make_overdue(testbed: &TestBed, round: &Round) -> anyhow::Result<Pending> {
     let overdue = "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1 AND status = 'created'";
-    sqlx::query(overdue).bind(round.sale.get()).execute(ground.ledger.pool()).await?;
+    sqlx::query(overdue).bind(round.sale.get()).execute(testbed.ledger.pool()).await?;
     Ok(None)
 }
 
 /// A buyer asks the node that is going to die to cancel, and gets no answer.
-async fn cancel(ground: &Ground, round: &Round) -> anyhow::Result<Pending> {
-    let ledger = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+async fn cancel(testbed: &TestBed, round: &Round) -> anyhow::Result<Pending> {
+    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
     let order = ledger.orders.iter().find(|order| order.status == OrderStatus::Created).context("no order yet")?;
-    let caller = Caller { authorization: Some(ground.tokens.header(&order.user, false)?), ..Caller::default() };
+    let caller = Caller { authorization: Some(testbed.tokens.header(&order.user, false)?), ..Caller::default() };
     let path: Uri = format!("/api/v1/orders/{}/cancel", order.id).parse()?;
-    Ok(Some(ask_the_node(ground, path, caller, Bytes::new())))
+    Ok(Some(ask_the_node(testbed, path, caller, Bytes::new())))
 }
 
 /// The operator asks the node that is going to die for more stock, and gets no answer.
-async fn add_stock(ground: &Ground, round: &Round) -> anyhow::Result<Pending> {
+async fn add_stock(testbed: &TestBed, round: &Round) -> anyhow::Result<Pending> {
     let path: Uri = format!("/admin/v1/sales/{}/stock", round.sale).parse()?;
     let operator = Caller {
-        authorization: Some(ground.tokens.header(&"operator".parse()?, true)?),
+        authorization: Some(testbed.tokens.header(&"operator".parse()?, true)?),
         idempotency_key: Some(HeaderValue::from_static("more")),
         ..Caller::default()
     };
-    Ok(Some(ask_the_node(ground, path, operator, Bytes::from_static(br#"{"add":40}"#))))
+    Ok(Some(ask_the_node(testbed, path, operator, Bytes::from_static(br#"{"add":40}"#))))
 }
 
-fn ask_the_node(ground: &Ground, path: Uri, caller: Caller, body: Bytes) -> JoinHandle<()> {
-    let client = Arc::clone(&ground.client);
+fn ask_the_node(testbed: &TestBed, path: Uri, caller: Caller, body: Bytes) -> JoinHandle<()> {
+    let client = Arc::clone(&testbed.client);
     tokio::spawn(async move {
         // It dies before it answers.
         let _ = client.send(1, Method::POST, &path, &caller, body).await;

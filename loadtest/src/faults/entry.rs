@@ -10,8 +10,8 @@ use seckill::promises::{CheckResult, Finding};
 use serde::Serialize;
 use tokio::time::sleep;
 
-use super::ground::Ground;
 use super::round::Round;
+use super::testbed::TestBed;
 use super::{Fault, Figures};
 
 /// How long the auditor may take to repair what a fault left behind: its grace, and some rounds.
@@ -36,7 +36,7 @@ pub struct Entry {
 }
 
 /// Plays a fault to its end. What goes wrong on the way fails the fault, not the drill.
-pub async fn play(ground: &mut Ground, fault: &Fault, seed: u64) -> Entry {
+pub async fn play(testbed: &mut TestBed, fault: &Fault, seed: u64) -> Entry {
     let mut entry = Entry {
         name: fault.name,
         injected_at: None,
@@ -46,7 +46,7 @@ pub async fn play(ground: &mut Ground, fault: &Fault, seed: u64) -> Entry {
         figures: Figures::new(),
         error: None,
     };
-    if let Err(error) = Box::pin(entry.fill(ground, fault, seed)).await {
+    if let Err(error) = Box::pin(entry.fill(testbed, fault, seed)).await {
         entry.error = Some(format!("{error:#}"));
         entry.verdict = Verdict::Fail;
     }
@@ -54,30 +54,30 @@ pub async fn play(ground: &mut Ground, fault: &Fault, seed: u64) -> Entry {
 }
 
 impl Entry {
-    async fn fill(&mut self, ground: &mut Ground, fault: &Fault, seed: u64) -> anyhow::Result<()> {
+    async fn fill(&mut self, testbed: &mut TestBed, fault: &Fault, seed: u64) -> anyhow::Result<()> {
         let begun = Instant::now();
-        let round = Round::begin(ground, &fault.wish, seed).await.context("the sale")?;
+        let round = Round::begin(testbed, &fault.sale, seed).await.context("the sale")?;
         let sale = round.sale;
         self.injected_at = u64::try_from(round.start.elapsed().as_millis()).ok();
-        let injected = (fault.inject)(ground, &round).await;
+        let injected = (fault.inject)(testbed, &round).await;
         if injected.is_ok() {
             // A part that ended by itself is a finding; what the fault ended runs again by now.
-            ground.stage.check()?;
+            testbed.cluster.check()?;
         } else {
-            ground.mend().await?;
+            testbed.repair().await?;
         }
         let (sale_id, plan, record) = round.end().await?;
         let evaluation = Evaluation {
-            observer: &ground.stores,
-            client: &ground.client,
+            observer: &testbed.stores,
+            client: &testbed.client,
             plan: &plan,
             sale: sale_id,
             record: &record,
-            setup: Setup { nodes: 2, stock: fault.wish.stock, ..Setup::default() },
+            setup: Setup { nodes: 2, stock: fault.sale.stock, ..Setup::default() },
             timeouts: Timeouts { settle: REPAIRED_WITHIN, recheck: Duration::from_millis(500) },
         };
         let report = self.evaluate(&evaluation).await.context("the verdict")?;
-        ground.retire(sale).await?;
+        testbed.close_sale(sale).await?;
         self.figures = injected?;
         self.verdict = self.verdict_on(&report);
         let mut figure = |name: &str, value: u64| self.figures.insert(name.to_owned(), value.into());
@@ -91,7 +91,7 @@ impl Entry {
         figure("gave_up", report.gave_up);
         figure("seconds", begun.elapsed().as_secs());
         self.promises = report.promises;
-        ground.stage.check()
+        testbed.cluster.check()
     }
 
     /// Looks until nothing is broken that must not be, for as long as the auditor may need.

@@ -8,9 +8,9 @@ use seckill::outbox::message::decode;
 use seckill::stock::keys;
 use serde_json::json;
 
-use super::ground::Ground;
 use super::redis::forget;
 use super::round::{Round, until};
+use super::testbed::TestBed;
 use super::topic::{self, Sent};
 use super::{Fault, Figures};
 
@@ -29,8 +29,8 @@ pub const FAULTS: &[Fault] = &[
 ];
 
 /// The messages of one sale that are in Kafka now.
-async fn messages_of(ground: &Ground, sale: SaleId) -> anyhow::Result<Vec<Sent>> {
-    let kafka = &ground.stage.settings.kafka;
+async fn messages_of(testbed: &TestBed, sale: SaleId) -> anyhow::Result<Vec<Sent>> {
+    let kafka = &testbed.cluster.settings.kafka;
     let mut messages = topic::read(kafka, &kafka.topic).await?;
     messages.retain(|(_, payload)| decode(payload).is_ok_and(|message| message.sale == sale));
     Ok(messages)
@@ -40,9 +40,9 @@ fn sent(count: u64) -> Figures {
     Figures::from_iter([("sent".to_owned(), count.into())])
 }
 
-async fn twice(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let messages = messages_of(ground, round.sale).await?;
-    Ok(sent(topic::write(&ground.stage.settings.kafka, messages).await?))
+async fn twice(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    let messages = messages_of(testbed, round.sale).await?;
+    Ok(sent(topic::write(&testbed.cluster.settings.kafka, messages).await?))
 }
 
 /// What an outbox holds, newest first, as the relay would send it.
@@ -65,18 +65,18 @@ fn letters_of(waiting: StreamRangeReply, sale: SaleId) -> anyhow::Result<Vec<Sen
 }
 
 /// While the relay stands still, what waits for it is sent by us, backwards; then it sends the same.
-async fn out_of_order(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    ground.stage.part("relay")?.pause()?;
+async fn out_of_order(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    testbed.cluster.part("relay")?.pause()?;
     round.until_sold(50).await?;
-    let waiting = ground.redis().await?.xrange_all(keys::outbox(round.sale)).await?;
+    let waiting = testbed.redis().await?.xrange_all(keys::outbox(round.sale)).await?;
     let messages = letters_of(waiting, round.sale)?;
-    let count = topic::write(&ground.stage.settings.kafka, messages).await?;
-    ground.stage.part("relay")?.resume()?;
+    let count = topic::write(&testbed.cluster.settings.kafka, messages).await?;
+    testbed.cluster.part("relay")?.resume()?;
     Ok(sent(count))
 }
 
-async fn garbage(ground: &mut Ground, _: &Round) -> anyhow::Result<Figures> {
-    let kafka = &ground.stage.settings.kafka;
+async fn garbage(testbed: &mut TestBed, _: &Round) -> anyhow::Result<Figures> {
+    let kafka = &testbed.cluster.settings.kafka;
     let before = topic::read(kafka, &kafka.dead_letter_topic).await?.len();
     let odd: [&[u8]; 6] = [b"", b"{", b"\xff\xfe", b"{\"v\":99}", b"{\"v\":1,\"order_id\":\"x\"}", &[b'['; 10_000]];
     let messages = odd.iter().cycle().take(30).map(|payload| (b"nobody".to_vec(), payload.to_vec()));
@@ -91,15 +91,15 @@ async fn garbage(ground: &mut Ground, _: &Round) -> anyhow::Result<Figures> {
 
 /// Orders were put aside, Redis forgot them, the sale was rebuilt without them, and then they are replayed: each
 /// becomes a row that says so, and takes no unit. What had its row already is replayed, too.
-async fn older_generation(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    ground.stage.part("relay")?.pause()?;
+async fn older_generation(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    testbed.cluster.part("relay")?.pause()?;
     round.until_sold(50).await?;
-    let lost = forget(ground, round.sale).await?;
-    let mut figures = lost.until_rebuilt(ground, round).await?;
+    let lost = forget(testbed, round.sale).await?;
+    let mut figures = lost.until_rebuilt(testbed, round).await?;
     let mut letters = letters_of(lost.waiting, round.sale)?;
-    letters.extend(messages_of(ground, round.sale).await?);
-    let count = topic::write(&ground.stage.settings.kafka, letters).await?;
-    ground.stage.part("relay")?.resume()?;
+    letters.extend(messages_of(testbed, round.sale).await?);
+    let count = topic::write(&testbed.cluster.settings.kafka, letters).await?;
+    testbed.cluster.part("relay")?.resume()?;
     figures.append(&mut sent(count));
     Ok(figures)
 }

@@ -6,7 +6,6 @@
 
 mod crashes;
 mod entry;
-mod ground;
 mod kafka;
 mod messages;
 mod orders;
@@ -14,6 +13,7 @@ mod postgres;
 mod redis;
 mod roles;
 mod round;
+mod testbed;
 mod topic;
 
 use std::path::PathBuf;
@@ -25,8 +25,8 @@ use serde::Serialize;
 
 use drive::report::Verdict;
 pub use entry::Entry;
-use ground::Ground;
-use round::{Round, Wish};
+use round::{Round, SaleSpec};
+use testbed::TestBed;
 
 use crate::report;
 
@@ -35,7 +35,7 @@ pub type Figures = serde_json::Map<String, serde_json::Value>;
 
 /// Makes a fault happen to a sale in full swing, and makes whatever it broke run again.
 type Inject =
-    for<'a> fn(&'a mut Ground, &'a Round) -> std::pin::Pin<Box<dyn Future<Output = anyhow::Result<Figures>> + 'a>>;
+    for<'a> fn(&'a mut TestBed, &'a Round) -> std::pin::Pin<Box<dyn Future<Output = anyhow::Result<Figures>> + 'a>>;
 
 /// One fault of the list.
 #[derive(Clone, Copy)]
@@ -45,28 +45,28 @@ pub struct Fault {
     /// Promises that it may cost.
     excused: &'static [&'static str],
     quick: bool,
-    wish: Wish,
+    sale: SaleSpec,
     inject: Inject,
 }
 
 impl Fault {
     const fn new(name: &'static str, about: &'static str, inject: Inject) -> Self {
-        Self { name, about, excused: &[], quick: false, wish: Wish::USUAL, inject }
+        Self { name, about, excused: &[], quick: false, sale: SaleSpec::USUAL, inject }
     }
 
     /// Redis really loses data: what it alone knew may be gone, and nothing else.
     const fn loses_data(self) -> Self {
         // No keys: whoever repeats the key of an order that is gone gets another one, which is the same loss and would
         // be counted twice.
-        Self { excused: &["nothing_lost", "honoured"], wish: Wish { keyed: 0.0, ..self.wish }, ..self }
+        Self { excused: &["nothing_lost", "honoured"], sale: SaleSpec { keyed: 0.0, ..self.sale }, ..self }
     }
 
     const fn quick(self) -> Self {
         Self { quick: true, ..self }
     }
 
-    const fn with(self, wish: Wish) -> Self {
-        Self { wish, ..self }
+    const fn with(self, sale: SaleSpec) -> Self {
+        Self { sale, ..self }
     }
 }
 
@@ -142,15 +142,15 @@ impl Faults {
 }
 
 async fn drill(chosen: &[Fault]) -> anyhow::Result<Drill> {
-    let mut ground = Ground::prepare().await?;
+    let mut testbed = TestBed::prepare().await?;
     say(format_args!("{} faults on two nodes, a relay, a consumer and an auditor\n", chosen.len()))?;
     let mut faults = Vec::new();
     for (number, fault) in chosen.iter().enumerate() {
-        let entry = Box::pin(entry::play(&mut ground, fault, number as u64 + 1)).await;
+        let entry = Box::pin(entry::play(&mut testbed, fault, number as u64 + 1)).await;
         say(&entry)?;
-        // Whatever became of it, the next one starts on sound ground.
-        let mended = if entry.verdict == Verdict::Pass { ground.mend().await } else { ground.renew().await };
-        mended.context("the ground cannot be mended")?;
+        // Whatever became of it, the next one starts on a test bed that works.
+        let repaired = if entry.verdict == Verdict::Pass { testbed.repair().await } else { testbed.reset().await };
+        repaired.context("the test bed cannot be repaired")?;
         faults.push(entry);
     }
     let passed = !faults.is_empty() && faults.iter().all(|entry| entry.verdict == Verdict::Pass);

@@ -13,8 +13,8 @@ use seckill::promises::OrderFact;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::ground::Ground;
-use super::round::{Round, Wish};
+use super::round::{Round, SaleSpec};
+use super::testbed::TestBed;
 use super::{Fault, Figures};
 
 /// How many orders are paid at the moment when they expire.
@@ -26,34 +26,34 @@ pub const FAULTS: &[Fault] = &[
     Fault::new("pay-against-expiry", "orders are paid at the moment when they expire", |g, r| {
         Box::pin(pay_against_expiry(g, r))
     })
-    .with(Wish { buyers: 2_400, window: Duration::from_secs(12), ..Wish::PLENTY }),
+    .with(SaleSpec { buyers: 2_400, window: Duration::from_secs(12), ..SaleSpec::PLENTY }),
     Fault::new("cancel-and-expire-under-load", "orders are cancelled and expire while others are made", |g, r| {
         Box::pin(cancel_and_expire(g, r))
     })
-    .with(Wish::PLENTY),
+    .with(SaleSpec::PLENTY),
     Fault::new("added-stock-reply-lost", "stock is added, the answer is lost, and the operator repeats it", |g, r| {
         Box::pin(added_stock(g, r))
     }),
 ];
 
 /// Makes every unpaid order that is there now overdue within so many milliseconds, at random.
-pub async fn rush_expiry(ground: &Ground, round: &Round, within_ms: i32) -> anyhow::Result<Vec<OrderFact>> {
+pub async fn rush_expiry(testbed: &TestBed, round: &Round, within_ms: i32) -> anyhow::Result<Vec<OrderFact>> {
     let soon = "UPDATE orders SET pay_before = clock_timestamp() + random() * $2 * interval '1 millisecond'
         WHERE sale_id = $1 AND status = 'created'";
-    sqlx::query(soon).bind(round.sale.get()).bind(within_ms).execute(ground.ledger.pool()).await?;
-    let ledger = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+    sqlx::query(soon).bind(round.sale.get()).bind(within_ms).execute(testbed.ledger.pool()).await?;
+    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
     Ok(ledger.orders.into_iter().filter(|order| order.status == OrderStatus::Created).collect())
 }
 
-fn caller(ground: &Ground, user: &UserId) -> anyhow::Result<Caller> {
-    Ok(Caller { authorization: Some(ground.tokens.header(user, false)?), ..Caller::default() })
+fn caller(testbed: &TestBed, user: &UserId) -> anyhow::Result<Caller> {
+    Ok(Caller { authorization: Some(testbed.tokens.header(user, false)?), ..Caller::default() })
 }
 
 /// Asks for the same move of many orders at once, and counts those that were granted.
-pub async fn moved(ground: &Ground, orders: &[OrderFact], what: &str) -> anyhow::Result<Vec<OrderFact>> {
+pub async fn moved(testbed: &TestBed, orders: &[OrderFact], what: &str) -> anyhow::Result<Vec<OrderFact>> {
     let mut asked = JoinSet::new();
     for (node, order) in orders.iter().enumerate() {
-        let (client, caller, order) = (Arc::clone(&ground.client), caller(ground, &order.user)?, order.clone());
+        let (client, caller, order) = (Arc::clone(&testbed.client), caller(testbed, &order.user)?, order.clone());
         let path: Uri = format!("/api/v1/orders/{}/{what}", order.id).parse()?;
         asked.spawn(async move {
             let reply = client.send(node, Method::POST, &path, &caller, Bytes::new()).await;
@@ -64,18 +64,18 @@ pub async fn moved(ground: &Ground, orders: &[OrderFact], what: &str) -> anyhow:
 }
 
 /// Who was told that the order is paid holds a paid order, now and later.
-async fn pay_against_expiry(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn pay_against_expiry(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let (mut paid, mut tried) = (Vec::new(), 0);
     while tried < ENCOUNTERS {
         // For as long as there are buyers; where they run out, fewer have met than should.
         round.until_sold(50).await?;
-        let open = rush_expiry(ground, round, 800).await?;
+        let open = rush_expiry(testbed, round, 800).await?;
         tried += open.len();
         sleep(Duration::from_millis(150)).await;
-        paid.append(&mut moved(ground, &open, "pay").await?);
+        paid.append(&mut moved(testbed, &open, "pay").await?);
         sleep(BETWEEN).await;
     }
-    let ledger = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
     for told in &paid {
         let row = ledger.orders.iter().find(|order| order.id == told.id);
         ensure!(row.is_some_and(|row| row.status == OrderStatus::Paid), "order {} was paid, and is {row:?}", told.id);
@@ -88,24 +88,24 @@ async fn pay_against_expiry(ground: &mut Ground, round: &Round) -> anyhow::Resul
     ]))
 }
 
-async fn cancel_and_expire(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn cancel_and_expire(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let mut cancelled = 0;
     for _ in 0..4 {
-        let open = rush_expiry(ground, round, 400).await?;
-        cancelled += moved(ground, &open, "cancel").await?.len();
+        let open = rush_expiry(testbed, round, 400).await?;
+        cancelled += moved(testbed, &open, "cancel").await?.len();
         sleep(BETWEEN).await;
     }
     Ok(Figures::from_iter([("cancelled".to_owned(), cancelled.into())]))
 }
 
-async fn added_stock(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn added_stock(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     const UNITS: i64 = 40;
     let path: Uri = format!("/admin/v1/sales/{}/stock", round.sale).parse()?;
-    let before = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.total;
+    let before = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.total;
     let impatient =
-        Client::new(&ground.stage.urls, Limits { response: Duration::from_millis(1), ..Limits::default() })?;
+        Client::new(&testbed.cluster.urls, Limits { response: Duration::from_millis(1), ..Limits::default() })?;
     let operator = Caller {
-        authorization: Some(ground.tokens.header(&"operator".parse()?, true)?),
+        authorization: Some(testbed.tokens.header(&"operator".parse()?, true)?),
         idempotency_key: Some(HeaderValue::from_static("more")),
         ..Caller::default()
     };
@@ -116,10 +116,10 @@ async fn added_stock(ground: &mut Ground, round: &Round) -> anyhow::Result<Figur
         lost += u64::from(first.is_err());
     }
     for node in 0..2 {
-        let reply = ground.client.send(node, Method::POST, &path, &operator, body.clone()).await?;
+        let reply = testbed.client.send(node, Method::POST, &path, &operator, body.clone()).await?;
         ensure!(reply.status == 200, "adding stock: {} {}", reply.status, String::from_utf8_lossy(&reply.body));
     }
-    let after = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.total;
+    let after = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.total;
     ensure!(after == before + UNITS, "{UNITS} units were added to {before}, and there are {after}");
     Ok(Figures::from_iter([("answers_lost".to_owned(), lost.into()), ("added".to_owned(), UNITS.into())]))
 }

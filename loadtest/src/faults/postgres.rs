@@ -8,10 +8,10 @@ use anyhow::{Context, ensure};
 use seckill::domain::{OrderStatus, Pool};
 use tokio::time::sleep;
 
-use super::ground::Ground;
 use super::orders::{moved, rush_expiry};
 use super::redis::crash_and_return;
-use super::round::{Round, Wish, ms, until};
+use super::round::{Round, SaleSpec, ms, until};
+use super::testbed::TestBed;
 use super::{Fault, Figures};
 
 /// How long PostgreSQL is away where being away is the fault.
@@ -32,13 +32,13 @@ pub const FAULTS: &[Fault] = &[
         "every third write of the stock cannot be serialized, at once or at COMMIT",
         |g, r| Box::pin(serialization_failures(g, r)),
     )
-    .with(Wish { reserve: 300, ..Wish::PLENTY }),
+    .with(SaleSpec { reserve: 300, ..SaleSpec::PLENTY }),
     Fault::new(
         "postgres-restored-from-an-older-copy",
         "PostgreSQL comes back as it was before the last rebuild of the sale",
         |g, r| Box::pin(restored(g, r)),
     )
-    .with(Wish { stock: 1_500, buyers: 2_400, window: Duration::from_secs(12), ..Wish::USUAL }),
+    .with(SaleSpec { stock: 1_500, buyers: 2_400, window: Duration::from_secs(12), ..SaleSpec::USUAL }),
 ];
 
 /// Own triggers refuse, as the service asks for a level at which PostgreSQL itself rarely would. The sequences count
@@ -67,26 +67,26 @@ fn meanwhile(round: &Round, before: u64) -> Figures {
     Figures::from_iter([("accepted_meanwhile".to_owned(), (round.accepted() - before).into())])
 }
 
-async fn down(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn down(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let before = round.accepted();
-    ground.sandbox().postgres().kill()?;
+    testbed.sandbox().postgres().kill()?;
     sleep(AWAY).await;
     let figures = meanwhile(round, before);
-    ground.sandbox().postgres().restart().await?;
+    testbed.sandbox().postgres().restart().await?;
     Ok(figures)
 }
 
-async fn paused(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let before = round.accepted();
-    ground.sandbox().postgres().pause()?;
+    testbed.sandbox().postgres().pause()?;
     sleep(AWAY).await;
-    ground.sandbox().postgres().resume()?;
+    testbed.sandbox().postgres().resume()?;
     Ok(meanwhile(round, before))
 }
 
-async fn slow(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn slow(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let before = round.accepted();
-    let proxy = ground.sandbox().postgres().proxy()?;
+    let proxy = testbed.sandbox().postgres().proxy()?;
     for _ in 0..5 {
         proxy.stall().await;
         sleep(Duration::from_millis(300)).await;
@@ -96,9 +96,9 @@ async fn slow(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     Ok(meanwhile(round, before))
 }
 
-async fn cut(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn cut(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let before = round.accepted();
-    let proxy = ground.sandbox().postgres().proxy()?;
+    let proxy = testbed.sandbox().postgres().proxy()?;
     for _ in 0..3 {
         proxy.cut().await;
         sleep(Duration::from_millis(300)).await;
@@ -108,9 +108,9 @@ async fn cut(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
     Ok(meanwhile(round, before))
 }
 
-async fn replies_dropped(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn replies_dropped(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let before = round.accepted();
-    let proxy = ground.sandbox().postgres().proxy()?;
+    let proxy = testbed.sandbox().postgres().proxy()?;
     proxy.drop_replies().await;
     sleep(Duration::from_secs(1)).await;
     proxy.heal().await;
@@ -118,13 +118,13 @@ async fn replies_dropped(ground: &mut Ground, round: &Round) -> anyhow::Result<F
 }
 
 /// Purchases come by Redis and out of the reserve, orders are cancelled and expire: all who write the stock are refused.
-async fn serialization_failures(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    sqlx::raw_sql(REFUSE).execute(ground.ledger.pool()).await?;
-    let cancelled = everybody_writes(ground, round).await;
-    let counted = sqlx::query_as::<_, (i64, i64)>(COUNT).fetch_one(ground.ledger.pool()).await;
-    refuse_no_more(ground).await?;
+async fn serialization_failures(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    sqlx::raw_sql(REFUSE).execute(testbed.ledger.pool()).await?;
+    let cancelled = everybody_writes(testbed, round).await;
+    let counted = sqlx::query_as::<_, (i64, i64)>(COUNT).fetch_one(testbed.ledger.pool()).await;
+    refuse_no_more(testbed).await?;
     let (cancelled, (at_once, at_commit)) = (cancelled?, counted?);
-    let ledger = ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
     let out_of_the_reserve = ledger.orders.iter().filter(|order| order.pool == Pool::Reserve).count();
     let expired = ledger.orders.iter().filter(|order| order.status == OrderStatus::Expired).count();
     let figures = [
@@ -139,19 +139,19 @@ async fn serialization_failures(ground: &mut Ground, round: &Round) -> anyhow::R
 }
 
 /// Whatever became of the fault: the next one starts with a ledger that refuses nothing.
-pub async fn refuse_no_more(ground: &Ground) -> anyhow::Result<()> {
-    sqlx::raw_sql(REFUSE_NO_MORE).execute(ground.ledger.pool()).await.map(drop).context("the triggers stay")
+pub async fn refuse_no_more(testbed: &TestBed) -> anyhow::Result<()> {
+    sqlx::raw_sql(REFUSE_NO_MORE).execute(testbed.ledger.pool()).await.map(drop).context("the triggers stay")
 }
 
-async fn everybody_writes(ground: &Ground, round: &Round) -> anyhow::Result<usize> {
-    let proxy = ground.sandbox().redis().proxy()?;
+async fn everybody_writes(testbed: &TestBed, round: &Round) -> anyhow::Result<usize> {
+    let proxy = testbed.sandbox().redis().proxy()?;
     let mut cancelled = 0;
     for _ in 0..3 {
         // One of the two nodes, which sells the reserve now, and the relay.
         proxy.cut().await;
         round.until_sold(50).await?;
-        let open = rush_expiry(ground, round, 400).await?;
-        cancelled += moved(ground, &open, "cancel").await?.len();
+        let open = rush_expiry(testbed, round, 400).await?;
+        cancelled += moved(testbed, &open, "cancel").await?.len();
         proxy.heal().await;
         round.until_sold(50).await?;
     }
@@ -160,26 +160,26 @@ async fn everybody_writes(ground: &Ground, round: &Round) -> anyhow::Result<usiz
 
 /// The rows that are gone come back from the claims in Redis, and what is still in Kafka is of a life that the ledger
 /// has not heard of.
-async fn restored(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let data = ground.sandbox().postgres().data()?.to_owned();
+async fn restored(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    let data = testbed.sandbox().postgres().data()?.to_owned();
     let (older, newer) = (data.with_extension("as-it-was"), data.with_extension("to-be-lost"));
-    let in_the_copy = ground.generation(round.sale).await?;
-    ground.sandbox().postgres().stop().await?;
+    let in_the_copy = testbed.generation(round.sale).await?;
+    testbed.sandbox().postgres().stop().await?;
     // With its owner, which is not always the one who copies.
     let copied = Command::new("cp").arg("-a").args([&data, &older]).status()?;
     ensure!(copied.success(), "cp: {copied}");
-    ground.sandbox().postgres().restart().await?;
-    crash_and_return(ground, round).await?;
+    testbed.sandbox().postgres().restart().await?;
+    crash_and_return(testbed, round).await?;
     round.until_sold(50).await?;
-    let (had, before) = (rows(ground, round).await?, ground.generation(round.sale).await?);
-    ground.sandbox().postgres().stop().await?;
+    let (had, before) = (rows(testbed, round).await?, testbed.generation(round.sale).await?);
+    testbed.sandbox().postgres().stop().await?;
     fs::rename(&data, &newer)?;
     fs::rename(&older, &data)?;
-    ground.sandbox().postgres().restart().await?;
+    testbed.sandbox().postgres().restart().await?;
     let since = Instant::now();
-    let left = rows(ground, round).await?;
+    let left = rows(testbed, round).await?;
     ensure!(in_the_copy < before && left < had, "the copy is no older: {left} of {had} rows");
-    until("the sale is rebuilt", async || ground.generation(round.sale).await.is_ok_and(|now| now > before)).await?;
+    until("the sale is rebuilt", async || testbed.generation(round.sale).await.is_ok_and(|now| now > before)).await?;
     round.until_sold(5).await?;
     fs::remove_dir_all(&newer)?;
     Ok(Figures::from_iter([
@@ -188,6 +188,6 @@ async fn restored(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures>
     ]))
 }
 
-async fn rows(ground: &Ground, round: &Round) -> anyhow::Result<usize> {
-    Ok(ground.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.orders.len())
+async fn rows(testbed: &TestBed, round: &Round) -> anyhow::Result<usize> {
+    Ok(testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.orders.len())
 }

@@ -12,8 +12,8 @@ use seckill::stock::keys;
 use tokio::time::sleep;
 
 use super::entry::AT_RISK;
-use super::ground::Ground;
-use super::round::{Round, Wish, ms, until};
+use super::round::{Round, SaleSpec, ms, until};
+use super::testbed::TestBed;
 use super::{Fault, Figures};
 
 /// How long Redis is away where being away is the fault.
@@ -57,50 +57,50 @@ pub const FAULTS: &[Fault] = &[
     Fault::new("node-cut-off-from-redis", "one node sells from the reserve while the other one sells on", |g, r| {
         Box::pin(node_cut_off(g, r))
     })
-    .with(Wish::WITH_RESERVE),
+    .with(SaleSpec::WITH_RESERVE),
 ];
 
 /// Kills Redis, starts it on what it has, and measures until somebody buys again.
-pub async fn crash_and_return(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let before = ground.generation(round.sale).await?;
-    ground.sandbox().redis().kill()?;
-    come_back(ground, round, before).await
+pub async fn crash_and_return(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    let before = testbed.generation(round.sale).await?;
+    testbed.sandbox().redis().kill()?;
+    come_back(testbed, round, before).await
 }
 
-async fn come_back(ground: &Ground, round: &Round, before: i64) -> anyhow::Result<Figures> {
+async fn come_back(testbed: &TestBed, round: &Round, before: i64) -> anyhow::Result<Figures> {
     let gone = Instant::now();
-    ground.sandbox().redis().restart().await?;
+    testbed.sandbox().redis().restart().await?;
     let answering = ms(gone.elapsed());
-    let mut figures = until_rebuilt(ground, round, before, gone).await?;
+    let mut figures = until_rebuilt(testbed, round, before, gone).await?;
     figures.insert("redis_answers_ms".to_owned(), answering);
     Ok(figures)
 }
 
 /// Waits until the sale sells in a new generation. An answer from before the loss may still come after it, so that
 /// answers alone do not tell.
-async fn until_rebuilt(ground: &Ground, round: &Round, before: i64, since: Instant) -> anyhow::Result<Figures> {
-    until("the sale is rebuilt", async || ground.generation(round.sale).await.is_ok_and(|now| now > before)).await?;
+async fn until_rebuilt(testbed: &TestBed, round: &Round, before: i64, since: Instant) -> anyhow::Result<Figures> {
+    until("the sale is rebuilt", async || testbed.generation(round.sale).await.is_ok_and(|now| now > before)).await?;
     round.until_sold(5).await?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(since.elapsed()))]))
 }
 
-async fn pause(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    ground.sandbox().redis().pause()?;
+async fn pause(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    testbed.sandbox().redis().pause()?;
     sleep(AWAY).await;
-    ground.sandbox().redis().resume()?;
+    testbed.sandbox().redis().resume()?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(round.until_sold(5).await?))]))
 }
 
-async fn replies_dropped(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let proxy = ground.sandbox().redis().proxy()?;
+async fn replies_dropped(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    let proxy = testbed.sandbox().redis().proxy()?;
     proxy.drop_replies().await;
     sleep(AWAY).await;
     proxy.heal().await;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(round.until_sold(5).await?))]))
 }
 
-async fn script_flush(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let mut redis = ground.redis().await?;
+async fn script_flush(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    let mut redis = testbed.redis().await?;
     for _ in 0..5 {
         redis::cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await?;
         round.until_sold(20).await?;
@@ -119,68 +119,68 @@ pub struct Lost {
 
 impl Lost {
     /// Waits until the sale sells again; the figures hold what was at risk.
-    pub async fn until_rebuilt(&self, ground: &Ground, round: &Round) -> anyhow::Result<Figures> {
-        let mut figures = until_rebuilt(ground, round, self.generation, self.at).await?;
+    pub async fn until_rebuilt(&self, testbed: &TestBed, round: &Round) -> anyhow::Result<Figures> {
+        let mut figures = until_rebuilt(testbed, round, self.generation, self.at).await?;
         figures.insert(AT_RISK.to_owned(), self.waiting.ids.len().into());
         Ok(figures)
     }
 }
 
 /// Makes Redis forget everything, and keeps the outbox of the sale as it was at that instant.
-pub async fn forget(ground: &Ground, sale: SaleId) -> anyhow::Result<Lost> {
-    let mut redis = ground.redis().await?;
-    let generation = ground.generation(sale).await?;
+pub async fn forget(testbed: &TestBed, sale: SaleId) -> anyhow::Result<Lost> {
+    let mut redis = testbed.redis().await?;
+    let generation = testbed.generation(sale).await?;
     let mut both = redis::pipe();
     both.atomic().xrange_all(keys::outbox(sale)).cmd("FLUSHALL").arg("SYNC").ignore();
     let (waiting,) = both.query_async(&mut redis).await?;
     Ok(Lost { generation, waiting, at: Instant::now() })
 }
 
-async fn empty_restart(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let lost = forget(ground, round.sale).await?;
-    ground.sandbox().redis().kill()?;
-    ground.sandbox().redis().restart().await?;
-    lost.until_rebuilt(ground, round).await
+async fn empty_restart(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    let lost = forget(testbed, round.sale).await?;
+    testbed.sandbox().redis().kill()?;
+    testbed.sandbox().redis().restart().await?;
+    lost.until_rebuilt(testbed, round).await
 }
 
-async fn flushall(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    forget(ground, round.sale).await?.until_rebuilt(ground, round).await
+async fn flushall(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    forget(testbed, round.sale).await?.until_rebuilt(testbed, round).await
 }
 
-async fn stale_replica(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let file = ground.sandbox().folder().join("redis").join("appendonlydir");
-    let older = ground.sandbox().folder().join("redis-as-it-was");
+async fn stale_replica(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    let file = testbed.sandbox().folder().join("redis").join("appendonlydir");
+    let older = testbed.sandbox().folder().join("redis-as-it-was");
     copy(&file, &older)?;
     round.until_sold(100).await?;
-    let before = ground.generation(round.sale).await?;
-    let mut redis = ground.redis().await?;
+    let before = testbed.generation(round.sale).await?;
+    let mut redis = testbed.redis().await?;
     // Nothing is accepted between the count and the end.
     redis::cmd("CLIENT").arg("PAUSE").arg(60_000).arg("WRITE").exec_async(&mut redis).await?;
     let at_risk: u64 = redis.xlen(keys::outbox(round.sale)).await?;
-    ground.sandbox().redis().kill()?;
+    testbed.sandbox().redis().kill()?;
     fs::remove_dir_all(&file)?;
     fs::rename(&older, &file)?;
-    let mut figures = come_back(ground, round, before).await?;
+    let mut figures = come_back(testbed, round, before).await?;
     figures.insert(AT_RISK.to_owned(), at_risk.into());
     Ok(figures)
 }
 
 /// With `everysec` a write is answered before it is on disk, and a sync that is still under way holds the next one off
 /// for up to two seconds. A process that dies leaves the rest to the kernel; a machine that dies does not.
-async fn every_second(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let mut redis = ground.redis().await?;
+async fn every_second(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    let mut redis = testbed.redis().await?;
     redis::cmd("CONFIG").arg("SET").arg("appendfsync").arg("everysec").exec_async(&mut redis).await?;
-    let file = newest(&ground.sandbox().folder().join("redis").join("appendonlydir"))?;
+    let file = newest(&testbed.sandbox().folder().join("redis").join("appendonlydir"))?;
     let synced = fs::metadata(&file)?.len();
-    let before = (ground.generation(round.sale).await?, round.accepted());
+    let before = (testbed.generation(round.sale).await?, round.accepted());
     sleep(UNSYNCED).await;
     let accepted = round.accepted() - before.1;
     // Nothing is accepted between the count and the end.
     redis::cmd("CLIENT").arg("PAUSE").arg(60_000).arg("WRITE").exec_async(&mut redis).await?;
     let at_risk: u64 = redis.xlen(keys::outbox(round.sale)).await?;
-    ground.sandbox().redis().kill()?;
+    testbed.sandbox().redis().kill()?;
     fs::File::options().write(true).open(&file)?.set_len(synced)?;
-    let mut figures = come_back(ground, round, before.0).await?;
+    let mut figures = come_back(testbed, round, before.0).await?;
     figures.insert("accepted_in_the_lost_seconds".to_owned(), accepted.into());
     figures.insert(AT_RISK.to_owned(), at_risk.into());
     Ok(figures)
@@ -203,22 +203,22 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn relay_stopped(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    ground.stage.part("relay")?.pause()?;
+async fn relay_stopped(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    testbed.cluster.part("relay")?.pause()?;
     round.until_sold(50).await?;
-    let figures = forget(ground, round.sale).await?.until_rebuilt(ground, round).await?;
+    let figures = forget(testbed, round.sale).await?.until_rebuilt(testbed, round).await?;
     // Now it sends what it had in hand, which is of a life that is over.
-    ground.stage.part("relay")?.resume()?;
+    testbed.cluster.part("relay")?.resume()?;
     round.until_sold(20).await?;
     Ok(figures)
 }
 
-async fn node_cut_off(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    let proxy = ground.sandbox().redis().proxy()?;
+async fn node_cut_off(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    let proxy = testbed.sandbox().redis().proxy()?;
     proxy.cut().await;
     let selling = round.until_sold(50).await?;
     sleep(AWAY).await;
-    let row = ground.ledger.stock(round.sale).await?.context("the ledger forgot the sale")?;
+    let row = testbed.ledger.stock(round.sale).await?.context("the ledger forgot the sale")?;
     proxy.heal().await;
     Ok(Figures::from_iter([
         ("50_sold_in_ms".to_owned(), ms(selling)),

@@ -16,9 +16,9 @@ use time::format_description::well_known::Rfc3339;
 use tokio::time::sleep;
 
 use super::crashes::{WARM, Way, hold, restart_redis};
-use super::ground::{Ground, PARTS};
 use super::redis::crash_and_return;
 use super::round::{Round, ms, until};
+use super::testbed::{PARTS, TestBed};
 use super::{Fault, Figures};
 
 pub const FAULTS: &[Fault] = &[
@@ -42,19 +42,19 @@ pub const FAULTS: &[Fault] = &[
     }),
 ];
 
-async fn serve_kill(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn serve_kill(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     for _ in 0..2 {
-        ground.stage.part("node-1")?.kill()?;
+        testbed.cluster.part("node-1")?.kill()?;
         round.until_sold(20).await?;
-        ground.stage.restart("node-1")?;
-        ground.stage.wait_until_ready().await?;
+        testbed.cluster.restart("node-1")?;
+        testbed.cluster.wait_until_ready().await?;
     }
     Ok(Figures::new())
 }
 
-async fn twice(ground: &mut Ground, round: &Round, part: &str) -> anyhow::Result<Figures> {
+async fn twice(testbed: &mut TestBed, round: &Round, part: &str) -> anyhow::Result<Figures> {
     for _ in 0..2 {
-        ground.kill_and_restart(part)?;
+        testbed.kill_and_restart(part)?;
         round.until_sold(50).await?;
     }
     Ok(Figures::new())
@@ -62,12 +62,12 @@ async fn twice(ground: &mut Ground, round: &Round, part: &str) -> anyhow::Result
 
 /// Redis is restarted while the consumer stands still: the auditor has frozen the sale, and waits half-way for the
 /// ledger to catch up.
-async fn until_a_rebuild_waits(ground: &Ground, round: &Round) -> anyhow::Result<()> {
-    ground.stage.part("consume")?.pause()?;
+async fn until_a_rebuild_waits(testbed: &TestBed, round: &Round) -> anyhow::Result<()> {
+    testbed.cluster.part("consume")?.pause()?;
     round.until_sold(20).await?;
-    ground.sandbox().redis().kill()?;
-    ground.sandbox().redis().restart().await?;
-    let mut redis = ground.redis().await?;
+    testbed.sandbox().redis().kill()?;
+    testbed.sandbox().redis().restart().await?;
+    let mut redis = testbed.redis().await?;
     until("the rebuild has frozen the sale", async || {
         let frozen: Option<u8> = redis.hget(keys::sale(round.sale), "frozen").await.unwrap_or_default();
         frozen == Some(1)
@@ -75,48 +75,48 @@ async fn until_a_rebuild_waits(ground: &Ground, round: &Round) -> anyhow::Result
     .await
 }
 
-async fn auditor_kill(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    until_a_rebuild_waits(ground, round).await?;
+async fn auditor_kill(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    until_a_rebuild_waits(testbed, round).await?;
     let begun = Instant::now();
-    ground.kill_and_restart("reconcile")?;
-    ground.stage.part("consume")?.resume()?;
+    testbed.kill_and_restart("reconcile")?;
+    testbed.cluster.part("consume")?.resume()?;
     round.until_sold(5).await?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(begun.elapsed()))]))
 }
 
 /// The first auditor has read what it will warm Redis with, and is stopped with the request on its way. By the time
 /// that arrives another auditor has rebuilt the sale, and it has sold.
-async fn auditor_paused(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn auditor_paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let warm = (Way::Side, WARM, Moment::Before);
-    let (held, _) = hold(ground, round, warm, |g, r| Box::pin(restart_redis(g, r))).await?;
+    let (held, _) = hold(testbed, round, warm, |g, r| Box::pin(restart_redis(g, r))).await?;
     let begun = Instant::now();
-    ground.stage.part("reconcile")?.pause()?;
-    ground.stage.join("reconcile-2", "reconcile")?;
+    testbed.cluster.part("reconcile")?.pause()?;
+    testbed.cluster.add("reconcile-2", "reconcile")?;
     // Only the second one can have done it, and only after the lease of the first.
     round.until_sold(5).await?;
     let took = ms(begun.elapsed());
-    let before = ground.generation(round.sale).await?;
+    let before = testbed.generation(round.sale).await?;
     held.let_go();
-    ground.stage.part("reconcile")?.resume()?;
+    testbed.cluster.part("reconcile")?.resume()?;
     round.until_sold(20).await?;
     // Time for the first one to write what it must not: it looks five times a second.
     sleep(Duration::from_secs(1)).await;
-    let after = ground.generation(round.sale).await?;
+    let after = testbed.generation(round.sale).await?;
     ensure!(before == after, "the sale was rebuilt once more: the late request had an effect");
-    ground.stage.leave("reconcile-2")?;
+    testbed.cluster.remove("reconcile-2")?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), took)]))
 }
 
-async fn three_auditors(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
-    ground.stage.join("reconcile-2", "reconcile")?;
-    ground.stage.join("reconcile-3", "reconcile")?;
-    let before = ground.generation(round.sale).await?;
-    let mut figures = crash_and_return(ground, round).await?;
+async fn three_auditors(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+    testbed.cluster.add("reconcile-2", "reconcile")?;
+    testbed.cluster.add("reconcile-3", "reconcile")?;
+    let before = testbed.generation(round.sale).await?;
+    let mut figures = crash_and_return(testbed, round).await?;
     round.until_sold(50).await?;
-    let after = ground.generation(round.sale).await?;
+    let after = testbed.generation(round.sale).await?;
     figures.insert("rebuilds".to_owned(), (after - before).into());
-    ground.stage.leave("reconcile-2")?;
-    ground.stage.leave("reconcile-3")?;
+    testbed.cluster.remove("reconcile-2")?;
+    testbed.cluster.remove("reconcile-3")?;
     Ok(figures)
 }
 
@@ -128,39 +128,39 @@ const FAKETIME: [&str; 4] = [
     "/usr/lib/faketime/libfaketime.so.1",
 ];
 
-async fn clock_off(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn clock_off(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let library = FAKETIME.into_iter().find(|file| Path::new(file).is_file());
     let library = library.context("libfaketime is not installed: run `make setup`")?;
     for offset in ["+2s", "-2s"] {
-        let usual = ground.stage.program();
+        let usual = testbed.cluster.program();
         let words = [format!("LD_PRELOAD={library}"), format!("FAKETIME={offset}"), "DONT_FAKE_MONOTONIC=1".to_owned()];
         let command = usual.path.display().to_string();
-        let before = words.into_iter().chain([command]).chain(usual.before.clone()).collect();
-        ground.stage.restart_as("node-1", &Program { path: "/usr/bin/env".into(), before })?;
-        ground.stage.wait_until_ready().await?;
-        let apart = (clock_of(ground, round, 1).await? - clock_of(ground, round, 0).await?).abs();
+        let leading_args = words.into_iter().chain([command]).chain(usual.leading_args.clone()).collect();
+        testbed.cluster.restart_as("node-1", &Program { path: "/usr/bin/env".into(), leading_args })?;
+        testbed.cluster.wait_until_ready().await?;
+        let apart = (clock_of(testbed, round, 1).await? - clock_of(testbed, round, 0).await?).abs();
         ensure!(apart.as_seconds_f64() > 1.5, "the clocks are only {apart} apart");
         round.until_sold(50).await?;
     }
-    ground.stage.restart("node-1")?;
-    ground.stage.wait_until_ready().await?;
+    testbed.cluster.restart("node-1")?;
+    testbed.cluster.wait_until_ready().await?;
     Ok(Figures::new())
 }
 
 /// What time a node believes it is.
-async fn clock_of(ground: &Ground, round: &Round, node: usize) -> anyhow::Result<OffsetDateTime> {
+async fn clock_of(testbed: &TestBed, round: &Round, node: usize) -> anyhow::Result<OffsetDateTime> {
     let path = format!("/api/v1/sales/{}", round.sale).parse()?;
-    let reply = ground.client.send(node, Method::GET, &path, &Caller::default(), Bytes::new()).await?;
+    let reply = testbed.client.send(node, Method::GET, &path, &Caller::default(), Bytes::new()).await?;
     let sale: serde_json::Value = serde_json::from_slice(&reply.body)?;
     let time = sale["server_time"].as_str().context("no server_time")?;
     Ok(OffsetDateTime::parse(time, &Rfc3339)?)
 }
 
-async fn everything(ground: &mut Ground, round: &Round) -> anyhow::Result<Figures> {
+async fn everything(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     for part in PARTS {
-        ground.stage.part(part).and_then(Process::kill)?;
+        testbed.cluster.part(part).and_then(Process::kill)?;
     }
-    let sandbox = ground.sandbox();
+    let sandbox = testbed.sandbox();
     sandbox.redis().kill()?;
     sandbox.postgres().kill()?;
     sandbox.kafka().kill()?;
@@ -169,9 +169,9 @@ async fn everything(ground: &mut Ground, round: &Round) -> anyhow::Result<Figure
     sandbox.redis().restart().await?;
     sandbox.kafka().restart().await?;
     for part in PARTS {
-        ground.stage.restart(part)?;
+        testbed.cluster.restart(part)?;
     }
-    ground.stage.wait_until_ready().await?;
+    testbed.cluster.wait_until_ready().await?;
     round.until_sold(5).await?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(begun.elapsed()))]))
 }

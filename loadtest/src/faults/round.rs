@@ -13,7 +13,7 @@ use seckill::domain::SaleId;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::ground::Ground;
+use super::testbed::TestBed;
 
 /// How long anything may take that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(40);
@@ -22,7 +22,7 @@ const NOTICES: [Duration; 2] = [Duration::from_millis(2_200), Duration::from_sec
 
 /// What kind of sale a fault wants.
 #[derive(Clone, Copy)]
-pub struct Wish {
+pub struct SaleSpec {
     pub stock: u32,
     pub reserve: u32,
     pub buyers: u32,
@@ -31,7 +31,7 @@ pub struct Wish {
     pub keyed: f64,
 }
 
-impl Wish {
+impl SaleSpec {
     /// More buyers than units, so that whatever stays unsold is a fault.
     pub const USUAL: Self = Self { stock: 500, reserve: 0, buyers: 800, window: Duration::from_secs(5), keyed: 0.1 };
     /// More units than buyers: where orders close, units come back when their buyers have gone.
@@ -52,26 +52,26 @@ pub struct Round {
 
 impl Round {
     /// Puts a sale on and lets buyers loose, and returns once they buy.
-    pub async fn begin(ground: &Ground, wish: &Wish, seed: u64) -> anyhow::Result<Self> {
+    pub async fn begin(testbed: &TestBed, sale: &SaleSpec, seed: u64) -> anyhow::Result<Self> {
         let demand = Demand {
-            buyers: wish.buyers,
-            window: wish.window,
+            buyers: sale.buyers,
+            window: sale.window,
             shape: Shape::Steady,
             early: 0.0,
-            keyed: wish.keyed,
+            keyed: sale.keyed,
             seed,
             ..Demand::default()
         };
-        let plan = Arc::new(Plan::draw(&demand, &ground.tokens)?);
-        let OpenSale { id, start } = match open(ground, wish, NOTICES[0]).await {
+        let plan = Arc::new(Plan::draw(&demand, &testbed.tokens)?);
+        let OpenSale { id, start } = match open(testbed, sale, NOTICES[0]).await {
             Ok(open_sale) => open_sale,
-            Err(_) => open(ground, wish, NOTICES[1]).await?,
+            Err(_) => open(testbed, sale, NOTICES[1]).await?,
         };
         let pacing = Pacing { in_flight: 64, follow_up_timeout: PATIENCE, ..Pacing::default() };
-        let users = VirtualUsers::new(Arc::clone(&ground.client), Arc::clone(&plan), id, start, pacing)?;
+        let users = VirtualUsers::new(Arc::clone(&testbed.client), Arc::clone(&plan), id, start, pacing)?;
         let buyers = Arc::clone(&users);
         let buying = tokio::spawn(async move { buyers.run().await });
-        let round = Self { sale: id, reserve: wish.reserve, start, plan, users, buying };
+        let round = Self { sale: id, reserve: sale.reserve, start, plan, users, buying };
         round.until_sold(50).await?;
         Ok(round)
     }
@@ -101,16 +101,16 @@ impl Round {
     }
 }
 
-async fn open(ground: &Ground, wish: &Wish, notice: Duration) -> anyhow::Result<OpenSale> {
+async fn open(testbed: &TestBed, sale: &SaleSpec, notice: Duration) -> anyhow::Result<OpenSale> {
     let new_sale = NewSale {
         name: "drill".to_owned(),
-        stock: wish.stock,
-        reserve: Some(wish.reserve),
+        stock: sale.stock,
+        reserve: Some(sale.reserve),
         max_quantity: 1,
         starts_in: notice,
         lasts: Duration::from_secs(24 * 3600),
     };
-    AdminClient::new(&ground.client, &ground.tokens)?.open(&new_sale).await
+    AdminClient::new(&testbed.client, &testbed.tokens)?.open(&new_sale).await
 }
 
 /// Waits until something is so.

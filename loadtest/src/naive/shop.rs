@@ -63,7 +63,7 @@ struct Bought {
 }
 
 #[derive(Deserialize)]
-struct Wish {
+struct PurchaseRequest {
     quantity: u32,
 }
 
@@ -142,7 +142,7 @@ fn accepted(order: OrderId) -> HttpResponse {
     HttpResponse::Accepted().json(json!({ "order_id": order, "status": OrderStatus::Queued }))
 }
 
-async fn purchase(node: web::Data<Node>, request: HttpRequest, wish: web::Json<Wish>) -> HttpResponse {
+async fn purchase(node: web::Data<Node>, request: HttpRequest, wanted: web::Json<PurchaseRequest>) -> HttpResponse {
     let books = &node.books;
     let Some(user) = books.user(&request) else { return problem(StatusCode::UNAUTHORIZED, "unauthorized") };
     if Instant::now() < books.start {
@@ -155,9 +155,9 @@ async fn purchase(node: web::Data<Node>, request: HttpRequest, wish: web::Json<W
         let again = key.is_some() && bought.key == key;
         return if again { accepted(bought.order) } else { problem(StatusCode::CONFLICT, "already_purchased") };
     }
-    match node.counter.take(wish.quantity).await {
+    match node.counter.take(wanted.quantity).await {
         Ok(Ok(())) => {
-            let order = books.enter(user, wish.quantity);
+            let order = books.enter(user, wanted.quantity);
             *page = Some(Bought { order, key });
             accepted(order)
         }

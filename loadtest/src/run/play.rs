@@ -1,4 +1,4 @@
-//! A scenario on its ground: every sale becomes a run, all of them go on at once, and one report comes out.
+//! A scenario on its service: every sale becomes a run, all of them go on at once, and one report comes out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::overrides::Overrides;
 use super::scenario::{Sale, Scenario};
 
 /// Where a scenario is played.
-pub struct Ground {
+pub struct Service {
     pub client: Arc<Client>,
     pub tokens: Tokens,
     pub observer: Stores,
@@ -35,16 +35,16 @@ pub struct Ground {
 pub async fn play(
     scenario: &Scenario,
     overrides: &Overrides,
-    ground: &Ground,
+    service: &Service,
     stop: &CancellationToken,
 ) -> anyhow::Result<Report> {
     let tally: Arc<Tally> = Arc::default();
     let mut runs = Vec::new();
     for sale in &scenario.sales {
-        let setup = Setup { stock: sale.stock, ..ground.setup.clone() };
-        let demand = demand(sale, overrides.seed, ground.pay_within)?;
-        let (client, pacing) = (Arc::clone(&ground.client), overrides.pacing(scenario)?);
-        let run = Run::new(client, &ground.tokens, &ground.observer, demand, setup, pacing);
+        let setup = Setup { stock: sale.stock, ..service.setup.clone() };
+        let demand = demand(sale, overrides.seed, service.pay_within)?;
+        let (client, pacing) = (Arc::clone(&service.client), overrides.pacing(scenario)?);
+        let run = Run::new(client, &service.tokens, &service.observer, demand, setup, pacing);
         runs.push(Run {
             name: sale.name.clone(),
             rules: Rules { allowed: Some(scenario.allows.clone()), expected: scenario.expects.clone() },

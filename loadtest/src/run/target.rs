@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::demo::{Cast, Program, Stage, closed_doors, open_doors, time_to_pay, with_time_to_pay};
+use crate::demo::{Cluster, ClusterSpec, Program, default_limits, relaxed_limits, time_to_pay, with_time_to_pay};
 use anyhow::Context;
 use clap::Args;
 use drive::client::Client;
@@ -14,7 +14,7 @@ use seckill::config::Settings;
 use tokio_util::sync::CancellationToken;
 
 use super::overrides::Overrides;
-use super::play::{Ground, play};
+use super::play::{Service, play};
 use super::scenario::{Doors, Scenario};
 
 #[derive(Debug, Args)]
@@ -76,28 +76,28 @@ impl Target {
             scenario.sales.iter().map(|sale| sale.stock).sum(),
             scenario.sales.iter().map(|sale| sale.buyers).sum(),
         );
-        let furnish = |settings| {
+        let configure = |settings| {
             let settings = match scenario.doors {
-                Doors::Open => open_doors(settings),
-                Doors::Closed => closed_doors(settings),
+                Doors::Open => relaxed_limits(settings),
+                Doors::Closed => default_limits(settings),
             };
             with_time_to_pay(settings, pay_within)
         };
-        let stage = Stage::furnished(&program, Cast::of_the_demo(self.nodes), furnish).await?;
-        let ground = Ground {
-            client: Arc::new(Client::new(&stage.urls, overrides.limits(scenario, self.nodes)?)?),
-            tokens: Tokens::new(&stage.settings.auth.jwt_secret)?,
-            observer: Stores::connect(&stage.settings).await?,
+        let cluster = Cluster::configured(&program, ClusterSpec::standard(self.nodes), configure).await?;
+        let service = Service {
+            client: Arc::new(Client::new(&cluster.urls, overrides.limits(scenario, self.nodes)?)?),
+            tokens: Tokens::new(&cluster.settings.auth.jwt_secret)?,
+            observer: Stores::connect(&cluster.settings).await?,
             setup: Setup {
-                broker: stage.broker().to_owned(),
-                redis_fsync: stage.redis_fsync().to_owned(),
-                nodes: stage.urls.len(),
+                broker: cluster.broker().to_owned(),
+                redis_fsync: cluster.redis_fsync().to_owned(),
+                nodes: cluster.urls.len(),
                 stock: 0,
             },
             pay_within: Some(pay_within),
         };
-        let report = play(scenario, overrides, &ground, stop).await?;
-        stage.check()?;
+        let report = play(scenario, overrides, &service, stop).await?;
+        cluster.check()?;
         Ok(report)
     }
 
@@ -109,14 +109,14 @@ impl Target {
     ) -> anyhow::Result<Report> {
         let secret = self.secret.clone().context("--secret, or SECKILL__AUTH__JWT_SECRET, is needed with --url")?;
         let unknown = || "unknown".to_owned();
-        let ground = Ground {
+        let service = Service {
             client: Arc::new(Client::new(&self.url, overrides.limits(scenario, self.url.len())?)?),
             tokens: Tokens::new(&secret.into())?,
             observer: self.observer().await?,
             setup: Setup { broker: unknown(), redis_fsync: unknown(), nodes: self.url.len(), stock: 0 },
             pay_within: self.pay_within_s.map(Duration::from_secs),
         };
-        play(scenario, overrides, &ground, stop).await
+        play(scenario, overrides, &service, stop).await
     }
 
     /// The stores whose addresses were given; everything else about them is as the service's settings say.

@@ -1,4 +1,4 @@
-//! The stage: private servers, and the service's roles on them, each a process of its own.
+//! A cluster for tests: private servers, and the roles of the service on them, each in its own process.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use seckill::ledger::{self, Ledger};
 use seckill::outbox;
 
 /// How long a node may take to become ready.
-const PATIENCE: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The broker that a sandbox runs for want of Java or of Kafka.
 const STAND_IN: &str = "librdkafka-mock";
@@ -27,30 +27,33 @@ const STAND_IN: &str = "librdkafka-mock";
 pub struct Program {
     pub path: PathBuf,
     /// What stands before the role on the command line.
-    pub before: Vec<String>,
+    pub leading_args: Vec<String>,
 }
 
 impl Program {
     /// This very program, which runs a role of the service as `loadtest role …`.
     pub fn this() -> anyhow::Result<Self> {
-        Ok(Self { path: std::env::current_exe().context("this program's path")?, before: vec!["role".to_owned()] })
+        Ok(Self {
+            path: std::env::current_exe().context("this program's path")?,
+            leading_args: vec!["role".to_owned()],
+        })
     }
 }
 
-/// Which parts play, and with which settings.
+/// Which roles run, and with which settings.
 #[derive(Clone, Copy, Debug)]
-pub struct Cast {
+pub struct ClusterSpec {
     /// HTTP nodes, named `node-0`, `node-1`, …
     pub nodes: usize,
     /// The other roles, each named like itself.
     pub roles: &'static [&'static str],
-    /// The settings of a part, made from those of all. Called once for the stage itself, as `stage`.
+    /// The settings of a part, made from those of all. Called once for the cluster itself, as `cluster`.
     pub tune: fn(&Sandbox, &str, Settings) -> Settings,
 }
 
-impl Cast {
-    /// Every role once, and as many nodes as asked for.
-    pub const fn of_the_demo(nodes: usize) -> Self {
+impl ClusterSpec {
+    /// The given number of nodes, and one process of every other role.
+    pub const fn standard(nodes: usize) -> Self {
         Self { nodes, roles: &["relay", "consume", "reconcile"], tune: |_, _, settings| settings }
     }
 }
@@ -63,70 +66,63 @@ struct Part {
 }
 
 /// Everything that runs. Dropping it stops it.
-pub struct Stage {
+pub struct Cluster {
     // Before the sandbox: the roles end first, then the servers that they use.
     parts: Vec<Part>,
     program: Program,
-    cast: Cast,
+    spec: ClusterSpec,
     pub sandbox: Sandbox,
     pub settings: Settings,
     /// Base URLs of the nodes.
     pub urls: Vec<String>,
 }
 
-impl Stage {
-    /// Starts servers and the demo's roles, and returns when every node is ready.
+impl Cluster {
+    /// Starts the servers and the roles of a spec, and returns when every node is ready.
     ///
     /// # Errors
     /// When something does not come up; the message ends with the tail of its log.
-    pub async fn set(program: &Program, nodes: usize) -> anyhow::Result<Self> {
-        Self::with(program, Cast::of_the_demo(nodes)).await
+    pub async fn with(program: &Program, spec: ClusterSpec) -> anyhow::Result<Self> {
+        Self::configured(program, spec, relaxed_limits).await
     }
 
-    /// Starts servers and a cast of roles, and returns when every node is ready.
+    /// As [`Cluster::with`], with settings that `configure` makes from the sandbox's. Returns when every node is ready.
     ///
     /// # Errors
     /// When something does not come up; the message ends with the tail of its log.
-    pub async fn with(program: &Program, cast: Cast) -> anyhow::Result<Self> {
-        Self::furnished(program, cast, open_doors).await
-    }
-
-    /// Starts servers and a cast of roles with settings made from the sandbox's, and returns when every node is ready.
-    ///
-    /// # Errors
-    /// When something does not come up; the message ends with the tail of its log.
-    pub async fn furnished(
+    pub async fn configured(
         program: &Program,
-        cast: Cast,
-        furnish: impl FnOnce(Settings) -> Settings,
+        spec: ClusterSpec,
+        configure: impl FnOnce(Settings) -> Settings,
     ) -> anyhow::Result<Self> {
         let sandbox = Sandbox::start(Options::default()).await.context("the private servers")?;
-        let settings = (cast.tune)(&sandbox, "stage", furnish(sandbox.settings("demo").await?));
+        let settings = (spec.tune)(&sandbox, "cluster", configure(sandbox.settings("demo").await?));
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(settings.orders.pay_within_s)).await?;
         ledger::migrate(ledger.pool()).await.context("the schema")?;
         if sandbox.broker_kind() != STAND_IN {
             // The stand-in takes no such orders; its topics came with the settings.
             outbox::topics::ensure(&settings.kafka).await.context("the topics")?;
         }
-        let mut stage = Self { parts: Vec::new(), program: program.clone(), cast, sandbox, settings, urls: Vec::new() };
-        for node in 0..cast.nodes.max(1) {
-            let mut settings = stage.settings.clone();
+        let mut cluster =
+            Self { parts: Vec::new(), program: program.clone(), spec, sandbox, settings, urls: Vec::new() };
+        for node in 0..spec.nodes.max(1) {
+            let mut settings = cluster.settings.clone();
             settings.http.bind = (Ipv4Addr::LOCALHOST, free_port()?).into();
-            stage.urls.push(format!("http://{}", settings.http.bind));
-            stage.start(&format!("node-{node}"), "serve", settings)?;
+            cluster.urls.push(format!("http://{}", settings.http.bind));
+            cluster.start(&format!("node-{node}"), "serve", settings)?;
         }
-        for role in cast.roles {
-            stage.join(role, role)?;
+        for role in spec.roles {
+            cluster.add(role, role)?;
         }
-        stage.wait_until_ready().await?;
-        Ok(stage)
+        cluster.wait_until_ready().await?;
+        Ok(cluster)
     }
 
     /// Adds one more process of a role. Does not wait for it.
     ///
     /// # Errors
     /// When the program cannot be executed.
-    pub fn join(&mut self, name: &str, role: &str) -> anyhow::Result<()> {
+    pub fn add(&mut self, name: &str, role: &str) -> anyhow::Result<()> {
         self.start(name, role, self.settings.clone())
     }
 
@@ -134,7 +130,7 @@ impl Stage {
     ///
     /// # Errors
     /// When there is no such part.
-    pub fn leave(&mut self, name: &str) -> anyhow::Result<()> {
+    pub fn remove(&mut self, name: &str) -> anyhow::Result<()> {
         let at = self.parts.iter().position(|part| part.process.name() == name);
         self.parts.remove(at.with_context(|| format!("no part is called {name}"))?).process.kill()
     }
@@ -147,7 +143,7 @@ impl Stage {
         self.restart_as(name, &self.program.clone())
     }
 
-    /// As [`Stage::restart`], this once as another program.
+    /// As [`Cluster::restart`], this once as another program.
     ///
     /// # Errors
     /// When there is no such part, or it cannot be executed.
@@ -172,7 +168,7 @@ impl Stage {
             }
             part.settings.orders.pay_within_s = time.as_secs();
             part.process.terminate()?;
-            part.process.wait(PATIENCE).await?;
+            part.process.wait(READY_TIMEOUT).await?;
             let part = &self.parts[at];
             let process = self.spawn(part.process.name(), &self.program, &part.role, &part.settings)?;
             self.parts[at].process = process;
@@ -200,14 +196,14 @@ impl Stage {
     }
 
     fn start(&mut self, name: &str, role: &str, settings: Settings) -> anyhow::Result<()> {
-        let settings = (self.cast.tune)(&self.sandbox, name, settings);
+        let settings = (self.spec.tune)(&self.sandbox, name, settings);
         let process = self.spawn(name, &self.program, role, &settings)?;
         self.parts.push(Part { process, role: role.to_owned(), settings });
         Ok(())
     }
 
     fn spawn(&self, name: &str, program: &Program, role: &str, settings: &Settings) -> anyhow::Result<Process> {
-        let args: Vec<&str> = program.before.iter().map(String::as_str).chain([role]).collect();
+        let args: Vec<&str> = program.leading_args.iter().map(String::as_str).chain([role]).collect();
         self.sandbox.spawn(name, &program.path, &args, env_for(settings))
     }
 
@@ -218,7 +214,7 @@ impl Stage {
     pub async fn wait_until_ready(&self) -> anyhow::Result<()> {
         let client = Client::new(&self.urls, Limits::default())?;
         let path = Uri::from_static("/readyz");
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + READY_TIMEOUT;
         for node in 0..client.nodes() {
             loop {
                 let asked = client.send(node, Method::GET, &path, &Caller::default(), Bytes::new()).await;
@@ -259,17 +255,17 @@ impl Stage {
     }
 }
 
-/// The buyers' addresses are believed, and every limit is that of an installation.
-pub fn closed_doors(mut settings: Settings) -> Settings {
+/// Settings that believe the buyers' addresses and keep every limit at its default.
+pub fn default_limits(mut settings: Settings) -> Settings {
     settings.http.trusted_proxies = vec![Ipv4Addr::LOCALHOST.into()];
     settings.http.workers = 1;
     settings.telemetry.filter = "warn".to_owned();
     settings
 }
 
-/// As [`closed_doors`], and nobody is held back who clicks like a person.
-pub fn open_doors(settings: Settings) -> Settings {
-    let mut settings = closed_doors(settings);
+/// As [`default_limits`], but the limits hold back nobody who clicks like a person.
+pub fn relaxed_limits(settings: Settings) -> Settings {
+    let mut settings = default_limits(settings);
     settings.admission.node_per_second = 1_000_000;
     settings.admission.node_burst = 1_000_000;
     // A buyer of several sales clicks several times in each, and comes again when units show.

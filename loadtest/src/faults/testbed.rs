@@ -1,9 +1,9 @@
-//! The ground of the drill: the stage, the ways to hurt it, and how it is mended.
+//! The test bed of the drill: a cluster behind proxies, and how it is repaired after a fault.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::demo::{Cast, Program, Stage};
+use crate::demo::{Cluster, ClusterSpec, Program};
 use anyhow::Context;
 use drive::client::{Client, Limits};
 use drive::environment::SandboxSettings;
@@ -21,18 +21,19 @@ use super::postgres::refuse_no_more;
 /// The parts that every fault finds running.
 pub const PARTS: [&str; 5] = ["node-0", "node-1", "relay", "consume", "reconcile"];
 
-const CAST: Cast = Cast { nodes: 2, roles: &["relay", "consume", "reconcile"], tune };
+const SPEC: ClusterSpec = ClusterSpec { nodes: 2, roles: &["relay", "consume", "reconcile"], tune };
 
-/// Two nodes and one of each other role, and direct connections to the stores for who watches.
-pub struct Ground {
-    pub stage: Stage,
+/// Two nodes and one of each other role, and direct connections to the stores for the checks.
+pub struct TestBed {
+    pub cluster: Cluster,
     pub tokens: Tokens,
     pub client: Arc<Client>,
     pub stores: Stores,
     pub ledger: Ledger,
 }
 
-/// Every time limit as short as the others allow, so that a fault is over in seconds; and the ways that can be cut.
+/// Makes every timeout as short as the others allow, so that a fault is over in seconds, and sends connections through
+/// the proxies that a fault can cut.
 fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
     settings.kafka.delivery_timeout_ms = 3_000;
     settings.kafka.session_timeout_ms = 2_000;
@@ -49,7 +50,7 @@ fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
     }
     let proxied = sandbox.proxied(&settings);
     // The witness sees Redis whatever is cut, and so does the auditor, on a way of its own; of the nodes, the first one.
-    if part != "stage" {
+    if part != "cluster" {
         settings.postgres.url = proxied.postgres.url;
         settings.kafka.brokers = proxied.kafka.brokers;
     }
@@ -61,43 +62,43 @@ fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
     settings
 }
 
-impl Ground {
+impl TestBed {
     pub async fn prepare() -> anyhow::Result<Self> {
         let program = Program::this()?;
-        let stage = Box::pin(Stage::with(&program, CAST)).await?;
-        let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
+        let cluster = Box::pin(Cluster::with(&program, SPEC)).await?;
+        let tokens = Tokens::new(&cluster.settings.auth.jwt_secret)?;
         let limits = Limits { response: Duration::from_secs(3), ..Limits::default() };
-        let client = Arc::new(Client::new(&stage.urls, limits)?);
-        let stores = Stores::connect(&stage.settings).await?;
-        let pay_within = Duration::from_secs(stage.settings.orders.pay_within_s);
-        let ledger = Ledger::connect(&stage.settings.postgres, pay_within).await?;
-        Ok(Self { stage, tokens, client, stores, ledger })
+        let client = Arc::new(Client::new(&cluster.urls, limits)?);
+        let stores = Stores::connect(&cluster.settings).await?;
+        let pay_within = Duration::from_secs(cluster.settings.orders.pay_within_s);
+        let ledger = Ledger::connect(&cluster.settings.postgres, pay_within).await?;
+        Ok(Self { cluster, tokens, client, stores, ledger })
     }
 
     pub const fn sandbox(&self) -> &Sandbox {
-        &self.stage.sandbox
+        &self.cluster.sandbox
     }
 
-    /// Which life of its Redis state the ledger has given to a sale.
+    /// The generation of a sale, as the ledger has it.
     pub async fn generation(&self, sale: SaleId) -> anyhow::Result<i64> {
         Ok(self.ledger.stock(sale).await?.context("the ledger forgot the sale")?.generation)
     }
 
     /// A connection to Redis that nothing cuts.
     pub async fn redis(&self) -> anyhow::Result<MultiplexedConnection> {
-        let client = redis::Client::open(self.stage.settings.redis.url.expose_secret())?;
+        let client = redis::Client::open(self.cluster.settings.redis.url.expose_secret())?;
         client.get_multiplexed_async_connection().await.context("Redis does not answer")
     }
 
     /// `kill -9`, and the part runs again afterwards.
     pub fn kill_and_restart(&mut self, part: &str) -> anyhow::Result<()> {
-        self.stage.part(part)?.kill()?;
-        self.stage.restart(part)
+        self.cluster.part(part)?.kill()?;
+        self.cluster.restart(part)
     }
 
-    /// Everything runs, goes on and is reachable afterwards, whatever a fault left behind.
-    pub async fn mend(&mut self) -> anyhow::Result<()> {
-        let sandbox = &self.stage.sandbox;
+    /// Undoes whatever a fault left behind: afterwards everything runs and is reachable.
+    pub async fn repair(&mut self) -> anyhow::Result<()> {
+        let sandbox = &self.cluster.sandbox;
         let (redis, postgres, kafka) = (sandbox.redis(), sandbox.postgres(), sandbox.kafka());
         for proxy in [redis.proxy()?, postgres.proxy()?, kafka.proxy()?] {
             proxy.heal().await;
@@ -113,27 +114,27 @@ impl Ground {
             kafka.restart().await?;
         }
         refuse_no_more(self).await?;
-        for part in self.stage.names() {
+        for part in self.cluster.names() {
             if !PARTS.contains(&part.as_str()) {
-                self.stage.leave(&part)?;
-            } else if self.stage.part(&part)?.resume().is_err() {
-                self.stage.restart(&part)?;
+                self.cluster.remove(&part)?;
+            } else if self.cluster.part(&part)?.resume().is_err() {
+                self.cluster.restart(&part)?;
             }
         }
-        self.stage.wait_until_ready().await
+        self.cluster.wait_until_ready().await
     }
 
-    /// As [`Ground::mend`], with new processes for all parts: one of them may have got stuck.
-    pub async fn renew(&mut self) -> anyhow::Result<()> {
-        self.mend().await?;
+    /// As [`TestBed::repair`], with new processes for all parts: one of them may be stuck.
+    pub async fn reset(&mut self) -> anyhow::Result<()> {
+        self.repair().await?;
         for part in PARTS {
-            self.stage.restart(part)?;
+            self.cluster.restart(part)?;
         }
-        self.stage.wait_until_ready().await
+        self.cluster.wait_until_ready().await
     }
 
-    /// Takes a sale out of everybody's care: its keys count as gone, so no later rebuild waits for it.
-    pub async fn retire(&self, sale: SaleId) -> anyhow::Result<()> {
+    /// Ends a sale in the distant past, so that no later rebuild waits for it.
+    pub async fn close_sale(&self, sale: SaleId) -> anyhow::Result<()> {
         let long_ago = "UPDATE sales SET state = 'ended', revision = revision + 1,
             starts_at = clock_timestamp() - interval '1 year', ends_at = clock_timestamp() - interval '11 months'
             WHERE id = $1";

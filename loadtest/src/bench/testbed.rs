@@ -1,10 +1,10 @@
-//! The ground: servers, one node with a worker for each core, and direct connections to the stores for who counts.
+//! The test bed of a part: servers, one node with a worker for each core, and direct connections to the stores.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::demo::{Cast, Program, Stage, closed_doors};
+use crate::demo::{Cluster, ClusterSpec, Program, default_limits};
 use anyhow::{Context, bail, ensure};
 use drive::admin_client::{AdminClient, NewSale};
 use drive::client::{Caller, Client, Limits};
@@ -23,7 +23,7 @@ use tokio::time::sleep;
 
 use super::crowd;
 use super::machine;
-use super::rounds::Void;
+use super::rounds::Discarded;
 
 /// Time for the node to hear of a sale before it starts.
 const STARTS_IN: Duration = Duration::from_millis(1500);
@@ -31,9 +31,9 @@ const LASTS: Duration = Duration::from_secs(4 * 3600);
 /// Far above what anything here takes: reached when something is broken.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Everything that a part runs on. Each part has a ground of its own: no other left anything behind.
-pub struct Ground {
-    pub stage: Stage,
+/// Everything that a part runs on. Each part starts its own, so that no part finds what another left behind.
+pub struct TestBed {
+    pub cluster: Cluster,
     pub tokens: Tokens,
     pub client: Client,
     pub stock: Stock,
@@ -43,9 +43,9 @@ pub struct Ground {
     pub node: SocketAddr,
 }
 
-/// Every limit is that of an installation but the node's own bucket, which saturation would be measured against.
-fn furnish(settings: Settings) -> Settings {
-    let mut settings = closed_doors(settings);
+/// Keeps the default limits, but not the node's own bucket: saturation would measure the bucket.
+fn configure(settings: Settings) -> Settings {
+    let mut settings = default_limits(settings);
     settings.http.workers = machine::cores();
     settings.admission.node_per_second = 100_000_000;
     settings.admission.node_burst = 100_000_000;
@@ -54,22 +54,24 @@ fn furnish(settings: Settings) -> Settings {
     settings
 }
 
-impl Ground {
+impl TestBed {
     /// Servers, a node, and these other roles.
     pub async fn with(roles: &'static [&'static str]) -> anyhow::Result<Self> {
         let program = Program::this()?;
-        let stage = Box::pin(Stage::furnished(&program, Cast { roles, ..Cast::of_the_demo(1) }, furnish)).await?;
-        ensure!(stage.redis_fsync() == "always", "Redis must be a private one, with appendfsync always");
-        ensure!(!stage.broker_is_a_stand_in(), "Java and Apache Kafka are needed: run `make setup`");
-        let tokens = Tokens::new(&stage.settings.auth.jwt_secret)?;
-        let client = Client::new(&stage.urls, Limits::default())?;
-        let stock = Stock::connect(&stage.settings.redis)?;
-        let pay_within = Duration::from_secs(stage.settings.orders.pay_within_s);
-        let ledger = Ledger::connect(&stage.settings.postgres, pay_within).await?;
-        let address = redis::Client::open(stage.settings.redis.url.expose_secret())?;
+        let cluster =
+            Box::pin(Cluster::configured(&program, ClusterSpec { roles, ..ClusterSpec::standard(1) }, configure))
+                .await?;
+        ensure!(cluster.redis_fsync() == "always", "Redis must be a private one, with appendfsync always");
+        ensure!(!cluster.broker_is_a_stand_in(), "Java and Apache Kafka are needed: run `make setup`");
+        let tokens = Tokens::new(&cluster.settings.auth.jwt_secret)?;
+        let client = Client::new(&cluster.urls, Limits::default())?;
+        let stock = Stock::connect(&cluster.settings.redis)?;
+        let pay_within = Duration::from_secs(cluster.settings.orders.pay_within_s);
+        let ledger = Ledger::connect(&cluster.settings.postgres, pay_within).await?;
+        let address = redis::Client::open(cluster.settings.redis.url.expose_secret())?;
         let redis = address.get_multiplexed_async_connection().await.context("Redis does not answer")?;
-        let node = stage.urls[0].trim_start_matches("http://").parse()?;
-        Ok(Self { stage, tokens, client, stock, ledger, redis, node })
+        let node = cluster.urls[0].trim_start_matches("http://").parse()?;
+        Ok(Self { cluster, tokens, client, stock, ledger, redis, node })
     }
 
     /// A sale that sells, without a reserve.
@@ -133,8 +135,8 @@ impl Ground {
         Ok(info.get("used_memory").context("INFO without used_memory")?.parse()?)
     }
 
-    /// Takes a sale out of everybody's care, and forgets its keys where nobody but the node could miss them.
-    pub async fn retire(&self, sale: SaleId) -> anyhow::Result<()> {
+    /// Ends a sale in the distant past, and waits until the node no longer knows it.
+    pub async fn close_sale(&self, sale: SaleId) -> anyhow::Result<()> {
         let long_ago = "UPDATE sales SET state = 'ended', revision = revision + 1,
             starts_at = clock_timestamp() - interval '1 year', ends_at = clock_timestamp() - interval '11 months'
             WHERE id = $1";
@@ -166,7 +168,7 @@ impl Ground {
         let bind = address.to_string();
         let args: Vec<&str> = ["bench", name, &bind].into_iter().chain(args.iter().copied()).collect();
         let process =
-            self.stage.sandbox.spawn(name, &std::env::current_exe()?, &args, env_for(&self.stage.settings))?;
+            self.cluster.sandbox.spawn(name, &std::env::current_exe()?, &args, env_for(&self.cluster.settings))?;
         until("a helper listens", async || tokio::net::TcpStream::connect(address).await.is_ok()).await?;
         Ok((process, address))
     }
@@ -187,16 +189,16 @@ impl Answers {
         Self(counts.collect())
     }
 
-    /// Void if, since `before`, the node gave fewer than `count` answers of this code, or any other one.
-    pub fn only(&self, code: &str, count: u64, before: &Self) -> Result<(), Void> {
+    /// Discarded if, since `before`, the node gave fewer than `count` answers of this code, or any other one.
+    pub fn only(&self, code: &str, count: u64, before: &Self) -> Result<(), Discarded> {
         for (given, total) in &self.0 {
             let more = total - before.0.get(given).unwrap_or(&0);
             if given != code && more > 0 {
-                return Err(Void(format!("answers of code {given}")));
+                return Err(Discarded(format!("answers of code {given}")));
             }
         }
         let more = self.0.get(code).unwrap_or(&0) - before.0.get(code).unwrap_or(&0);
-        if more < count { Err(Void("answers that the node did not give".to_owned())) } else { Ok(()) }
+        if more < count { Err(Discarded("answers that the node did not give".to_owned())) } else { Ok(()) }
     }
 }
 
