@@ -14,6 +14,8 @@ mod report;
 
 mod run;
 
+mod scenario;
+
 use clap::{Parser, Subcommand};
 
 /// Buyers against a running seckill, and the verdict on what they were promised.

@@ -18,9 +18,9 @@ use tokio::task::JoinHandle;
 
 use Moment::{After, Before};
 
-use super::round::{PATIENCE, Round, SaleSpec, ms};
+use super::fault::{Fault, Figures};
+use super::round::{Round, SaleSpec, TIMEOUT, ms};
 use super::testbed::TestBed;
-use super::{Fault, Figures};
 
 const PURCHASE: Spot = Spot::Script(include_str!("../../../lua/purchase.lua"));
 const RELEASE: Spot = Spot::Script(include_str!("../../../lua/release.lua"));
@@ -136,7 +136,7 @@ pub async fn hold(
         proxy.heal().await;
     }
     let pending = provoke(testbed, round).await?;
-    Ok((set.held(PATIENCE).await.context("the point was not reached")?, pending))
+    Ok((set.held(TIMEOUT).await.context("the point was not reached")?, pending))
 }
 
 async fn crash(testbed: &mut TestBed, round: &Round, point: Point, provoke: Provoke) -> anyhow::Result<Figures> {

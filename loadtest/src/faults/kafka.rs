@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use super::fault::{Fault, Figures};
 use super::round::{Round, SaleSpec, until};
 use super::testbed::TestBed;
-use super::{Fault, Figures, topic};
+use super::topic;
 
 pub const FAULTS: &[Fault] = &[
     Fault::new("kafka-down", "kill -9 of Kafka, away for 3 s", |g, r| Box::pin(down(g, r))),

@@ -8,11 +8,11 @@ use seckill::outbox::message::decode;
 use seckill::stock::keys;
 use serde_json::json;
 
+use super::fault::{Fault, Figures};
 use super::redis::forget;
 use super::round::{Round, until};
 use super::testbed::TestBed;
 use super::topic::{self, Sent};
-use super::{Fault, Figures};
 
 pub const FAULTS: &[Fault] = &[
     Fault::new("message-twice", "everything that is in Kafka is sent once more", |g, r| Box::pin(twice(g, r))).quick(),

@@ -1,16 +1,18 @@
-//! `loadtest faults`: the fault drill. Every fault of the list is made to happen to a sale under load, and ends in the
-//! verdict on every promise and one line of figures.
+//! `loadtest faults`: the fault drill. It injects each fault into a sale under load, checks every promise afterwards and
+//! prints one line of figures.
 //!
-//! The servers are private and real, the roles of the service are processes of their own. A fault says beforehand
-//! which promises it may cost; only a Redis that lost data may cost any, and what it cost is counted and printed.
+//! The servers are private and real, and each role of the service runs in its own process. A fault declares beforehand
+//! which promises it may break. Only faults in which Redis loses data may break any; the drill counts and prints the loss.
 
 mod crashes;
-mod entry;
+mod execute;
+mod fault;
 mod kafka;
 mod messages;
 mod orders;
 mod postgres;
 mod redis;
+mod repair;
 mod roles;
 mod round;
 mod testbed;
@@ -24,76 +26,36 @@ use clap::Args;
 use serde::Serialize;
 
 use drive::report::Verdict;
-pub use entry::Entry;
-use round::{Round, SaleSpec};
+use execute::Line;
+use fault::Fault;
 use testbed::TestBed;
 
-use crate::report;
+use crate::report::{self, FaultResult};
 
-/// What a fault measured, in its line of the report.
-pub type Figures = serde_json::Map<String, serde_json::Value>;
-
-/// Makes a fault happen to a sale in full swing, and makes whatever it broke run again.
-type Inject =
-    for<'a> fn(&'a mut TestBed, &'a Round) -> std::pin::Pin<Box<dyn Future<Output = anyhow::Result<Figures>> + 'a>>;
-
-/// One fault of the list.
-#[derive(Clone, Copy)]
-pub struct Fault {
-    name: &'static str,
-    about: &'static str,
-    /// Promises that it may cost.
-    excused: &'static [&'static str],
-    quick: bool,
-    sale: SaleSpec,
-    inject: Inject,
-}
-
-impl Fault {
-    const fn new(name: &'static str, about: &'static str, inject: Inject) -> Self {
-        Self { name, about, excused: &[], quick: false, sale: SaleSpec::USUAL, inject }
-    }
-
-    /// Redis really loses data: what it alone knew may be gone, and nothing else.
-    const fn loses_data(self) -> Self {
-        // No keys: whoever repeats the key of an order that is gone gets another one, which is the same loss and would
-        // be counted twice.
-        Self { excused: &["nothing_lost", "honoured"], sale: SaleSpec { keyed: 0.0, ..self.sale }, ..self }
-    }
-
-    const fn quick(self) -> Self {
-        Self { quick: true, ..self }
-    }
-
-    const fn with(self, sale: SaleSpec) -> Self {
-        Self { sale, ..self }
-    }
-}
-
-/// Faults on a private service under load, each with a verdict.
+/// Options of the fault drill.
 #[derive(Debug, Args)]
 pub struct Faults {
-    /// Writes the report as JSON to this file.
+    /// Write the report as JSON to this file.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Writes the report as one HTML page, which needs nothing beside it, to this file.
+    /// Write the report as a self-contained HTML page to this file.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Only the faults of this name; may be given several times.
+    /// Run only this fault; may be given several times.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Names the faults and does nothing.
+    /// List the faults and exit.
     #[arg(long)]
     list: bool,
-    /// A short list: about a minute.
+    /// Run a short list of faults, about a minute.
     #[arg(long)]
     quick: bool,
 }
 
-/// The report of a drill.
+/// The JSON report of a drill.
 #[derive(Serialize)]
 struct Drill {
-    faults: Vec<Entry>,
+    faults: Vec<FaultResult>,
     verdict: Verdict,
 }
 
@@ -123,9 +85,9 @@ impl Faults {
             let lines: Vec<_> = chosen.iter().map(|fault| fault.about).zip(&drill.faults).collect();
             report::drill_page(&lines, drill.verdict)
         })?;
-        let failed = drill.faults.iter().filter(|entry| entry.verdict == Verdict::Fail).count();
+        let failed = drill.faults.iter().filter(|result| result.verdict == Verdict::Fail).count();
         say(format_args!("\n{} faults, {failed} failed", drill.faults.len()))?;
-        ensure!(drill.verdict == Verdict::Pass, "promises were not kept");
+        ensure!(drill.verdict == Verdict::Pass, "at least one fault failed");
         Ok(())
     }
 
@@ -146,14 +108,14 @@ async fn drill(chosen: &[Fault]) -> anyhow::Result<Drill> {
     say(format_args!("{} faults on two nodes, a relay, a consumer and an auditor\n", chosen.len()))?;
     let mut faults = Vec::new();
     for (number, fault) in chosen.iter().enumerate() {
-        let entry = Box::pin(entry::play(&mut testbed, fault, number as u64 + 1)).await;
-        say(&entry)?;
+        let result = Box::pin(execute::execute(&mut testbed, fault, number as u64 + 1)).await;
+        say(Line(&result))?;
         // Whatever became of it, the next one starts on a test bed that works.
-        let repaired = if entry.verdict == Verdict::Pass { testbed.repair().await } else { testbed.reset().await };
+        let repaired = if result.verdict == Verdict::Pass { testbed.repair().await } else { testbed.reset().await };
         repaired.context("the test bed cannot be repaired")?;
-        faults.push(entry);
+        faults.push(result);
     }
-    let passed = !faults.is_empty() && faults.iter().all(|entry| entry.verdict == Verdict::Pass);
+    let passed = !faults.is_empty() && faults.iter().all(|result| result.verdict == Verdict::Pass);
     Ok(Drill { faults, verdict: if passed { Verdict::Pass } else { Verdict::Fail } })
 }
 

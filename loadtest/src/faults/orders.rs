@@ -13,9 +13,9 @@ use seckill::promises::OrderFact;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::fault::{Fault, Figures};
 use super::round::{Round, SaleSpec};
 use super::testbed::TestBed;
-use super::{Fault, Figures};
 
 /// How many orders are paid at the moment when they expire.
 const ENCOUNTERS: usize = 1_000;

@@ -8,11 +8,12 @@ use anyhow::{Context, ensure};
 use seckill::domain::{OrderStatus, Pool};
 use tokio::time::sleep;
 
+use super::fault::{Fault, Figures};
 use super::orders::{moved, rush_expiry};
 use super::redis::crash_and_return;
+use super::repair::remove_triggers;
 use super::round::{Round, SaleSpec, ms, until};
 use super::testbed::TestBed;
-use super::{Fault, Figures};
 
 /// How long PostgreSQL is away where being away is the fault.
 const AWAY: Duration = Duration::from_secs(2);
@@ -56,11 +57,6 @@ const REFUSE: &str = "
     CREATE CONSTRAINT TRIGGER drill_at_commit AFTER UPDATE ON stock DEFERRABLE INITIALLY DEFERRED
         FOR EACH ROW EXECUTE FUNCTION drill_refuse();";
 const COUNT: &str = "SELECT a.last_value / 3, b.last_value / 3 FROM drill_before a, drill_after b";
-/// Also where nothing refuses.
-const REFUSE_NO_MORE: &str = "
-    SET LOCAL client_min_messages = warning;
-    DROP FUNCTION IF EXISTS drill_refuse CASCADE;
-    DROP SEQUENCE IF EXISTS drill_before, drill_after";
 
 /// What was accepted while the ledger was away: Redis sells on without it.
 fn meanwhile(round: &Round, before: u64) -> Figures {
@@ -122,7 +118,7 @@ async fn serialization_failures(testbed: &mut TestBed, round: &Round) -> anyhow:
     sqlx::raw_sql(REFUSE).execute(testbed.ledger.pool()).await?;
     let cancelled = everybody_writes(testbed, round).await;
     let counted = sqlx::query_as::<_, (i64, i64)>(COUNT).fetch_one(testbed.ledger.pool()).await;
-    refuse_no_more(testbed).await?;
+    remove_triggers(&testbed.ledger).await?;
     let (cancelled, (at_once, at_commit)) = (cancelled?, counted?);
     let ledger = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
     let out_of_the_reserve = ledger.orders.iter().filter(|order| order.pool == Pool::Reserve).count();
@@ -136,11 +132,6 @@ async fn serialization_failures(testbed: &mut TestBed, round: &Round) -> anyhow:
     ];
     ensure!(figures.iter().all(|(_, count)| *count > 0), "not everything was tried: {figures:?}");
     Ok(figures.into_iter().map(|(name, count)| (name.to_owned(), count.into())).collect())
-}
-
-/// Whatever became of the fault: the next one starts with a ledger that refuses nothing.
-pub async fn refuse_no_more(testbed: &TestBed) -> anyhow::Result<()> {
-    sqlx::raw_sql(REFUSE_NO_MORE).execute(testbed.ledger.pool()).await.map(drop).context("the triggers stay")
 }
 
 async fn everybody_writes(testbed: &TestBed, round: &Round) -> anyhow::Result<usize> {

@@ -11,10 +11,10 @@ use seckill::domain::SaleId;
 use seckill::stock::keys;
 use tokio::time::sleep;
 
-use super::entry::AT_RISK;
+use super::execute::AT_RISK;
+use super::fault::{Fault, Figures};
 use super::round::{Round, SaleSpec, ms, until};
 use super::testbed::TestBed;
-use super::{Fault, Figures};
 
 /// How long Redis is away where being away is the fault.
 const AWAY: Duration = Duration::from_secs(2);

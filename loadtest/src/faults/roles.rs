@@ -16,10 +16,10 @@ use time::format_description::well_known::Rfc3339;
 use tokio::time::sleep;
 
 use super::crashes::{WARM, Way, hold, restart_redis};
+use super::fault::{Fault, Figures};
 use super::redis::crash_and_return;
 use super::round::{Round, ms, until};
 use super::testbed::{PARTS, TestBed};
-use super::{Fault, Figures};
 
 pub const FAULTS: &[Fault] = &[
     Fault::new("serve-kill", "kill -9 of one node of two, twice", |g, r| Box::pin(serve_kill(g, r))).quick(),

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::testbed::TestBed;
 
 /// How long anything may take that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+pub const TIMEOUT: Duration = Duration::from_secs(40);
 /// From the call to the start of the sale. Nodes look for news once a second; a busy machine may need the longer one.
 const NOTICES: [Duration; 2] = [Duration::from_millis(2_200), Duration::from_secs(8)];
 
@@ -67,7 +67,7 @@ impl Round {
             Ok(open_sale) => open_sale,
             Err(_) => open(testbed, sale, NOTICES[1]).await?,
         };
-        let pacing = Pacing { in_flight: 64, follow_up_timeout: PATIENCE, ..Pacing::default() };
+        let pacing = Pacing { in_flight: 64, follow_up_timeout: TIMEOUT, ..Pacing::default() };
         let users = VirtualUsers::new(Arc::clone(&testbed.client), Arc::clone(&plan), id, start, pacing)?;
         let buyers = Arc::clone(&users);
         let buying = tokio::spawn(async move { buyers.run().await });
@@ -85,7 +85,7 @@ impl Round {
     pub async fn until_sold(&self, more: u64) -> anyhow::Result<Duration> {
         let (from, begun) = (self.accepted(), Instant::now());
         while self.accepted() < from + more {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 bail!("nothing is sold: {} accepted, {more} more expected", self.accepted());
             }
             sleep(Duration::from_millis(5)).await;
@@ -117,8 +117,8 @@ async fn open(testbed: &TestBed, sale: &SaleSpec, notice: Duration) -> anyhow::R
 pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !is_so().await {
-        if begun.elapsed() > PATIENCE {
-            bail!("it is not so after {PATIENCE:?}: {what}");
+        if begun.elapsed() > TIMEOUT {
+            bail!("it is not so after {TIMEOUT:?}: {what}");
         }
         sleep(Duration::from_millis(5)).await;
     }

@@ -16,7 +16,7 @@ use seckill::domain::SaleId;
 use seckill::ledger::Ledger;
 use secrecy::ExposeSecret;
 
-use super::postgres::refuse_no_more;
+use super::repair::remove_triggers;
 
 /// The parts that every fault finds running.
 pub const PARTS: [&str; 5] = ["node-0", "node-1", "relay", "consume", "reconcile"];
@@ -113,7 +113,7 @@ impl TestBed {
         if kafka.resume().is_err() {
             kafka.restart().await?;
         }
-        refuse_no_more(self).await?;
+        remove_triggers(&self.ledger).await?;
         for part in self.cluster.names() {
             if !PARTS.contains(&part.as_str()) {
                 self.cluster.remove(&part)?;

@@ -12,7 +12,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use seckill::config;
 use seckill::outbox::{Letter, Parcel, Publisher};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The key and the payload of a message.
 pub type Sent = (Vec<u8>, Vec<u8>);
@@ -26,18 +26,18 @@ pub async fn read(kafka: &config::Kafka, topic: &str) -> anyhow::Result<Vec<Sent
 
 fn read_blocking(kafka: &config::Kafka, topic: &str) -> anyhow::Result<Vec<Sent>> {
     let consumer = consumer(kafka)?;
-    let metadata = consumer.fetch_metadata(Some(topic), PATIENCE)?;
+    let metadata = consumer.fetch_metadata(Some(topic), TIMEOUT)?;
     let partitions = metadata.topics().first().context("no topic")?.partitions();
     let (mut list, mut expected) = (TopicPartitionList::new(), 0);
     for partition in partitions {
-        let (low, high) = consumer.fetch_watermarks(topic, partition.id(), PATIENCE)?;
+        let (low, high) = consumer.fetch_watermarks(topic, partition.id(), TIMEOUT)?;
         expected += high - low;
         list.add_partition_offset(topic, partition.id(), Offset::Beginning)?;
     }
     consumer.assign(&list)?;
     let (mut read, begun) = (Vec::new(), Instant::now());
     while i64::try_from(read.len())? < expected {
-        ensure!(begun.elapsed() < PATIENCE, "{} of {expected} messages of {topic} could be read", read.len());
+        ensure!(begun.elapsed() < TIMEOUT, "{} of {expected} messages of {topic} could be read", read.len());
         let Some(message) = consumer.poll(Duration::from_millis(200)) else { continue };
         let message = message?;
         read.push((message.key().unwrap_or_default().to_vec(), message.payload().unwrap_or_default().to_vec()));
@@ -65,7 +65,7 @@ pub async fn write(kafka: &config::Kafka, messages: impl IntoIterator<Item = Sen
 pub async fn delete(kafka: &config::Kafka, topic: &str) -> anyhow::Result<()> {
     let admin: AdminClient<DefaultClientContext> =
         ClientConfig::new().set("bootstrap.servers", &kafka.brokers).create()?;
-    let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
+    let options = AdminOptions::new().operation_timeout(Some(TIMEOUT)).request_timeout(Some(TIMEOUT));
     for deleted in admin.delete_topics(&[topic], &options).await? {
         deleted.map_err(|(topic, code)| anyhow!("topic {topic} cannot be deleted: {code}"))?;
     }
@@ -76,7 +76,7 @@ pub async fn delete(kafka: &config::Kafka, topic: &str) -> anyhow::Result<()> {
 pub async fn exists(kafka: &config::Kafka, topic: &str) -> bool {
     let (kafka, topic) = (kafka.clone(), topic.to_owned());
     let ask = move || -> anyhow::Result<bool> {
-        let metadata = consumer(&kafka)?.fetch_metadata(Some(&topic), PATIENCE)?;
+        let metadata = consumer(&kafka)?.fetch_metadata(Some(&topic), TIMEOUT)?;
         Ok(metadata.topics().first().is_some_and(|topic| topic.error().is_none() && !topic.partitions().is_empty()))
     };
     tokio::task::spawn_blocking(ask).await.is_ok_and(|answer| answer.unwrap_or(false))

@@ -1,8 +1,8 @@
-//! A shop on several nodes that does everything right but count: it knows its buyers, sells one order to each, starts
-//! on time, repeats an answer for a repeated key, and lets every buyer read the order.
+//! A shop on several nodes that does everything right except counting: it knows its buyers, sells one order to each,
+//! starts on time, repeats an answer for a repeated key, and lets every buyer read the order.
 //!
-//! So whatever the verdict finds is the work of the counter. What was really sold is kept in memory, for the verdict to
-//! see; no decision looks at it.
+//! So whatever the verdict finds comes from the counter. The shop keeps the real sales in memory for the verdict; no
+//! decision reads them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
@@ -22,7 +22,7 @@ use seckill::promises::{Flow, LedgerView, OrderFact, RedisView};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::Counter;
+use super::counter::Counter;
 
 /// The only sale of the shop.
 pub fn sale() -> anyhow::Result<SaleId> {
@@ -118,8 +118,8 @@ impl Books {
         self.verifier.verify(Some(header)).ok().map(|identity| identity.user)
     }
 
-    /// The page of one buyer, to be locked while a purchase is decided.
-    fn page(&self, user: &UserId) -> Arc<tokio::sync::Mutex<Option<Bought>>> {
+    /// The record of one buyer, to be locked while a purchase is decided.
+    fn buyer(&self, user: &UserId) -> Arc<tokio::sync::Mutex<Option<Bought>>> {
         let mut buyers = self.buyers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(buyers.entry(user.clone()).or_default())
     }
@@ -149,16 +149,16 @@ async fn purchase(node: web::Data<Node>, request: HttpRequest, wanted: web::Json
         return problem(StatusCode::CONFLICT, "sale_not_started");
     }
     let key = request.headers().get("idempotency-key").and_then(|key| key.to_str().ok()).map(str::to_owned);
-    let page = books.page(&user);
-    let mut page = page.lock().await;
-    if let Some(bought) = &*page {
+    let record = books.buyer(&user);
+    let mut record = record.lock().await;
+    if let Some(bought) = &*record {
         let again = key.is_some() && bought.key == key;
         return if again { accepted(bought.order) } else { problem(StatusCode::CONFLICT, "already_purchased") };
     }
     match node.counter.take(wanted.quantity).await {
         Ok(Ok(())) => {
             let order = books.enter(user, wanted.quantity);
-            *page = Some(Bought { order, key });
+            *record = Some(Bought { order, key });
             accepted(order)
         }
         Ok(Err(..=0)) => problem(StatusCode::CONFLICT, "sold_out"),

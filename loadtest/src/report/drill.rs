@@ -3,13 +3,13 @@
 use drive::report::Verdict;
 use seckill::promises::{CheckResult, Finding};
 
+use super::fault_result::FaultResult;
 use super::html::Text;
 use super::plot::{number, put};
 use super::{Heading, document, head, tiles};
-use crate::faults::Entry;
 
 /// The page of a drill: each fault with what it is about.
-pub fn drill_page(faults: &[(&str, &Entry)], verdict: Verdict) -> String {
+pub fn drill_page(faults: &[(&str, &FaultResult)], verdict: Verdict) -> String {
     let failed = faults.iter().filter(|(_, entry)| entry.verdict == Verdict::Fail).count();
     let checked =
         faults.iter().flat_map(|(_, entry)| &entry.promises).filter(|f| f.holds != CheckResult::Unknown).count();
@@ -46,12 +46,12 @@ pub fn drill_page(faults: &[(&str, &Entry)], verdict: Verdict) -> String {
 }
 
 /// Broken promises of a fault, and whether each is excused.
-fn broken(entry: &Entry) -> impl Iterator<Item = (&Finding, bool)> {
+fn broken(entry: &FaultResult) -> impl Iterator<Item = (&Finding, bool)> {
     let broken = entry.promises.iter().filter(|finding| finding.holds == CheckResult::Broken);
     broken.map(|finding| (finding, entry.excused.contains(&finding.name)))
 }
 
-fn line(out: &mut String, about: &str, entry: &Entry) {
+fn line(out: &mut String, about: &str, entry: &FaultResult) {
     let (class, word) = if entry.verdict == Verdict::Pass { ("pass", "pass") } else { ("fail", "fail") };
     put(
         out,

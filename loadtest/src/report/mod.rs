@@ -5,6 +5,7 @@
 
 mod charts;
 mod drill;
+mod fault_result;
 mod funnel;
 mod html;
 mod plot;
@@ -14,6 +15,7 @@ mod tables;
 mod tests;
 
 pub use drill::drill_page;
+pub use fault_result::{FaultResult, Figures};
 
 use std::path::Path;
 

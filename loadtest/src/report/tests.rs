@@ -11,7 +11,7 @@ use seckill::promises::{CheckResult, Finding, NAMES};
 
 use super::promises::meaning;
 use super::*;
-use crate::faults::Entry;
+use crate::report::FaultResult;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -257,7 +257,7 @@ fn runs_with_only_one_kind_of_answer_are_drawn() {
 
 #[test]
 fn a_drill_shows_every_fault_what_it_broke_and_what_is_excused() {
-    let entry = |name, verdict, broken: &'static str| Entry {
+    let entry = |name, verdict, broken: &'static str| FaultResult {
         name,
         injected_at: Some(1_234),
         promises: NAMES

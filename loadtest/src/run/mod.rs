@@ -4,9 +4,7 @@
 //! page, and an exit status that follows the verdict. Ctrl-C ends the crowd, not the run: what was said until then is
 //! reported and judged; a second one ends it all.
 
-pub mod overrides;
-pub mod play;
-pub mod scenario;
+mod play;
 mod target;
 
 use std::path::PathBuf;
@@ -20,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::naive::{self, Strategy};
 use crate::report::{self, Heading};
-use overrides::Overrides;
-use scenario::{SHIPPED, Scenario};
+use crate::scenario::overrides::Overrides;
+use crate::scenario::{SHIPPED, Sale, Scenario};
 use target::Target;
 
 /// A scenario against a service.
@@ -110,7 +108,7 @@ async fn second_ctrl_c(stop: &CancellationToken) {
 }
 
 fn sizes(scenario: &Scenario) -> String {
-    let one = |sale: &scenario::Sale| format!("{} units, {} buyers within {} s", sale.stock, sale.buyers, sale.seconds);
+    let one = |sale: &Sale| format!("{} units, {} buyers within {} s", sale.stock, sale.buyers, sale.seconds);
     match scenario.sales.as_slice() {
         [sale] => one(sale),
         sales => sales.iter().map(|sale| format!("{}: {}", sale.name, one(sale))).collect::<Vec<_>>().join("; "),

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use drive::checks::Rules;
 use drive::client::Client;
-use drive::demand::{Demand, PostPurchase};
 use drive::record::Tally;
 use drive::report::{Report, Setup};
 use drive::run::{Deliveries, Run};
@@ -14,8 +13,9 @@ use drive::tokens::Tokens;
 use drive::{merge, progress};
 use tokio_util::sync::CancellationToken;
 
-use super::overrides::Overrides;
-use super::scenario::{Sale, Scenario};
+use crate::scenario::demand::demand;
+use crate::scenario::overrides::Overrides;
+use crate::scenario::{Sale, Scenario};
 
 /// Where a scenario is played.
 pub struct Service {
@@ -60,34 +60,6 @@ pub async fn play(
         finished = running => finished?,
     };
     merge::merge_reports(finished)
-}
-
-/// Who comes to a sale of the scenario.
-///
-/// # Errors
-/// When its times are none.
-pub fn demand(sale: &Sale, seed: u64, pay_within: Option<Duration>) -> anyhow::Result<Demand> {
-    let usual = PostPurchase::paid_within(pay_within.unwrap_or_default());
-    let post_purchase = PostPurchase {
-        cancel: sale.afterwards.cancel,
-        // The end of a forgotten order can only be waited for where it is known to come.
-        forget: if pay_within.is_some() { sale.afterwards.forget } else { 0.0 },
-        regret: sale.afterwards.regret,
-        ..usual
-    };
-    Ok(Demand {
-        buyers: sale.buyers,
-        window: Duration::try_from_secs_f64(sale.seconds)?,
-        shape: sale.shape.into(),
-        hasty: sale.hasty,
-        early: sale.early,
-        lead: Duration::from_secs(1),
-        keyed: sale.keyed,
-        max_quantity: sale.max_quantity,
-        post_purchase: Some(post_purchase),
-        bots: sale.bots.map(Into::into),
-        seed,
-    })
 }
 
 fn deliveries(sale: &Sale) -> anyhow::Result<Option<Deliveries>> {

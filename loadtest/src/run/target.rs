@@ -13,9 +13,9 @@ use drive::tokens::Tokens;
 use seckill::config::Settings;
 use tokio_util::sync::CancellationToken;
 
-use super::overrides::Overrides;
 use super::play::{Service, play};
-use super::scenario::{Doors, Scenario};
+use crate::scenario::overrides::Overrides;
+use crate::scenario::{Limits, Scenario};
 
 #[derive(Debug, Args)]
 pub struct Target {
@@ -77,9 +77,9 @@ impl Target {
             scenario.sales.iter().map(|sale| sale.buyers).sum(),
         );
         let configure = |settings| {
-            let settings = match scenario.doors {
-                Doors::Open => relaxed_limits(settings),
-                Doors::Closed => default_limits(settings),
+            let settings = match scenario.limits {
+                Limits::Relaxed => relaxed_limits(settings),
+                Limits::Default => default_limits(settings),
             };
             with_time_to_pay(settings, pay_within)
         };

@@ -1,7 +1,10 @@
-//! A scenario: what is put on sale, who comes, and which refusals the run allows. Small TOML files, compiled in by name.
+//! A scenario: what is on sale, who buys, and which refusals the run allows. Small TOML files, compiled in by name.
 //!
-//! A name or a path comes in. Guaranteed of what comes out: no key that nobody reads, no refusal code that does not
-//! exist, no share above one, and somebody who wants something of what is there.
+//! In: a name or a path. Guaranteed of a scenario: no unknown key, no unknown refusal code, no share above one, and at
+//! least one buyer and one unit.
+
+pub mod demand;
+pub mod overrides;
 
 use std::path::Path;
 use std::time::Duration;
@@ -30,8 +33,8 @@ pub struct Scenario {
     pub name: String,
     /// One line.
     pub about: String,
-    #[serde(default)]
-    pub doors: Doors,
+    #[serde(default, alias = "doors")]
+    pub limits: Limits,
     #[serde(default)]
     pub connections: Connections,
     /// Purchases in flight at most; clicks that have to wait are late, and their latency says so.
@@ -42,19 +45,21 @@ pub struct Scenario {
     /// Those of them without which the run has not shown what it is for.
     #[serde(default)]
     pub expects: Vec<String>,
-    /// Played at the same time.
+    /// They run at the same time.
     pub sales: Vec<Sale>,
 }
 
 /// The limits of a private service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Doors {
-    /// Nobody is held back who clicks like a person.
+pub enum Limits {
+    /// They hold back nobody who clicks like a person.
     #[default]
-    Open,
-    /// As in an installation.
-    Closed,
+    #[serde(alias = "open")]
+    Relaxed,
+    /// The defaults of the service.
+    #[serde(alias = "closed")]
+    Default,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -159,7 +164,7 @@ impl Scenario {
     /// The shipped scenario of this name, or else the file at this path.
     ///
     /// # Errors
-    /// When there is neither, or it does not say what a scenario has to say.
+    /// When there is neither, or it is not a valid scenario.
     pub fn load(name: &str) -> anyhow::Result<Self> {
         if let Some((name, text)) = SHIPPED.iter().find(|(known, _)| *known == name) {
             return Self::parse(name, text);
@@ -172,7 +177,7 @@ impl Scenario {
     }
 
     /// # Errors
-    /// When it does not say what a scenario has to say.
+    /// When it is not a valid scenario.
     pub fn parse(name: &str, text: &str) -> anyhow::Result<Self> {
         let mut scenario: Self = toml::from_str(text)?;
         name.clone_into(&mut scenario.name);
@@ -197,7 +202,7 @@ impl Scenario {
 }
 
 impl Sale {
-    pub(super) fn check(&self) -> anyhow::Result<()> {
+    fn check(&self) -> anyhow::Result<()> {
         let Afterwards { cancel, forget, regret } = self.afterwards;
         let shares = [self.hasty, self.early, self.keyed, cancel, forget, cancel + forget, regret];
         ensure!(shares.iter().all(|share| (0.0..=1.0).contains(share)), "shares go from 0 to 1");

@@ -7,7 +7,7 @@ use clap::Args;
 use drive::client::Limits;
 use drive::virtual_users::Pacing;
 
-use super::scenario::{Connections, Scenario};
+use super::{Connections, Scenario};
 
 /// Sizes instead of the scenario's own. Where there are several sales, those of the first; the others keep their
 /// proportions to it.
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn without_flags_a_scenario_stays_as_it_is() {
-        for (name, _) in super::super::scenario::SHIPPED {
+        for (name, _) in super::super::SHIPPED {
             let own = Scenario::load(name).expect("it is shipped");
             assert_eq!(format!("{:?}", changed(name, &[]).expect("it is shipped")), format!("{own:?}"));
         }
