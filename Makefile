@@ -19,7 +19,7 @@ drill: setup  ## every fault, each in a sale under load, and the verdict on each
 	cargo run --locked --release -p loadtest -- faults
 
 bench: setup  ## how fast it is beside baselines on this machine: ten minutes and a build
-	cargo run --locked --release -p loadtest -- bench --sandbox
+	cargo run --locked --release -p loadtest -- bench
 
 lint:  ## formatting, clippy and documentation, warnings denied
 	cargo fmt --all --check

@@ -1,30 +1,30 @@
-//! b: what the service accepts, over its script alone.
+//! `accepted`: purchases that the service accepts, over its script alone.
 //!
 //! Only the node runs besides the servers: the relay is stopped, so nothing but purchases reaches Redis. Accepted is
-//! what Redis has sold, and the generator must have been told the same.
+//! what Redis has sold, and the answers must agree with it.
 
 use std::sync::Arc;
 
 use anyhow::ensure;
 use seckill::domain::SaleId;
 
-use super::Plan;
 use super::crowd::Crowd;
 use super::evalsha::Evalsha;
 use super::machine;
+use super::plan::Plan;
 use super::report::{Figure, Goal, Kind, Report};
 use super::rounds::{self, Discarded, Measured};
 use super::testbed::TestBed;
 use super::wrk::Saturation;
 
-/// So many buyers wait at once: a purchase waits for the disk, and one write serves all that wait.
+/// Purchases in flight: each waits for the disk, and one write serves all that wait.
 pub const CONNECTIONS: usize = 256;
 
-/// Far more than are served in one run: nobody buys twice.
+/// More than one run serves, so that nobody buys twice.
 const BUYERS_PER_CORE: usize = 100_000;
 
 const RATIO: Figure = Figure {
-    part: 'b',
+    part: "accepted",
     key: "accepted_over_evalsha",
     about: "accepted purchases over the script by redis-benchmark",
     unit: "",
@@ -33,7 +33,7 @@ const RATIO: Figure = Figure {
 };
 
 const fn side(key: &'static str, about: &'static str) -> Figure {
-    Figure { part: 'b', key, about, unit: "purchases/s", goal: Goal::None, kind: Kind::Side }
+    Figure { part: "accepted", key, about, unit: "purchases/s", goal: Goal::None, kind: Kind::Side }
 }
 
 /// A node, a generator, and a new sale for each run.
@@ -49,7 +49,8 @@ impl Purchases {
         let testbed = TestBed::with(&[]).await?;
         let buyers = machine::cores() * BUYERS_PER_CORE;
         let crowd = Arc::new(Crowd::sign(&testbed.tokens, buyers)?);
-        let generator = Saturation::new(Arc::clone(&crowd), CONNECTIONS, testbed.cluster.sandbox.folder())?;
+        let generator =
+            Saturation::new(Arc::clone(&crowd), CONNECTIONS, machine::cores(), testbed.cluster.sandbox.folder())?;
         // One more than there are buyers: it never sells out.
         Ok(Self { testbed, crowd, generator, units: u32::try_from(buyers + 1)? })
     }
@@ -96,10 +97,11 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
         };
         Ok(accepted.map(|accepted| (accepted, alone)))
     };
-    let show =
-        |(accepted, alone): &(f64, f64)| format!("{accepted:.0} over {alone:.0} purchases/s: {:.3}", accepted / alone);
-    let taken = rounds::take("b", plan.rounds, round, show).await?;
-    report.note_void("b", &taken);
+    let show = |(accepted, alone): &(f64, f64)| {
+        format!("service {accepted:.0} purchases/s, script {alone:.0} purchases/s, ratio {:.3}", accepted / alone)
+    };
+    let taken = rounds::take("accepted", plan.rounds, round, show).await?;
+    report.note_discarded("accepted", &taken);
     report.add(RATIO, taken.kept.iter().map(|(accepted, alone)| accepted / alone));
     report.add(side("accepted_per_s", "accepted purchases"), taken.kept.iter().map(|pair| pair.0));
     report.add(side("evalsha_per_s", "the script by redis-benchmark"), taken.kept.iter().map(|pair| pair.1));

@@ -1,27 +1,27 @@
-//! d: a backlog in Kafka becomes rows, over a bulk insert of the same rows.
+//! `drain`: a backlog in Kafka becomes rows, over a bulk insert of the same rows.
 //!
-//! The consumer has joined its group before, and stands still while the backlog is written. The clock starts when it
-//! goes on, which is a little before the first message reaches it, and stops when the last unit is taken in the ledger.
+//! The consumer has joined its group and is paused while the backlog is written. The clock starts when it resumes, a
+//! little before it receives the first message, and stops when the ledger has taken the last unit.
 
 use std::time::{Duration, Instant};
 
 use seckill::outbox::Publisher;
 use tokio::time::sleep;
 
-use super::Plan;
 use super::backlog;
+use super::plan::Plan;
 use super::report::{Figure, Goal, Kind, Report};
 use super::rounds::{self, Measured};
 use super::testbed::{TestBed, until};
 
-/// How often the ledger is looked at, and so how exact the end is.
-const LOOK: Duration = Duration::from_millis(3);
+/// How often the ledger is polled, and so how exact the end is.
+const POLL_INTERVAL: Duration = Duration::from_millis(3);
 
 /// The share of a round that goes first, to warm everything up.
 const WARM_UP: u32 = 10;
 
 const RATIO: Figure = Figure {
-    part: 'd',
+    part: "drain",
     key: "persisted_over_sql",
     about: "orders persisted from a backlog over a bulk insert of the same rows",
     unit: "",
@@ -30,7 +30,7 @@ const RATIO: Figure = Figure {
 };
 
 const PERSISTED: Figure = Figure {
-    part: 'd',
+    part: "drain",
     key: "persisted_per_s",
     about: "orders persisted from a backlog",
     unit: "orders/s",
@@ -39,7 +39,7 @@ const PERSISTED: Figure = Figure {
 };
 
 const INSERTED: Figure = Figure {
-    part: 'd',
+    part: "drain",
     key: "sql_per_s",
     about: "bulk insert, 500 rows a statement",
     unit: "rows/s",
@@ -63,16 +63,16 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
         Ok(Ok((persisted, inserted)))
     };
     let show = |(persisted, inserted): &(f64, f64)| {
-        format!("{persisted:.0} over {inserted:.0} orders/s: {:.3}", persisted / inserted)
+        format!("consumer {persisted:.0} orders/s, insert {inserted:.0} orders/s, ratio {:.3}", persisted / inserted)
     };
-    let taken = rounds::take("d", plan.rounds, round, show).await?;
+    let taken = rounds::take("drain", plan.rounds, round, show).await?;
     report.add(RATIO, taken.kept.iter().map(|(persisted, inserted)| persisted / inserted));
     report.add(PERSISTED, taken.kept.iter().map(|pair| pair.0));
     report.add(INSERTED, taken.kept.iter().map(|pair| pair.1));
     Ok(())
 }
 
-/// Orders per second that the consumer makes rows of.
+/// Orders per second that the consumer writes.
 async fn drain(testbed: &TestBed, publisher: &Publisher, count: u32) -> anyhow::Result<f64> {
     let sale = testbed.open(count).await?;
     let orders = backlog::orders(sale, count);
@@ -83,7 +83,7 @@ async fn drain(testbed: &TestBed, publisher: &Publisher, count: u32) -> anyhow::
     let begin = Instant::now();
     consumer.resume()?;
     while testbed.sold_in_ledger(sale).await? < count {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         if begin.elapsed() > Duration::from_secs(120) {
             testbed.cluster.check()?;
             anyhow::bail!("the backlog was not drained in time:\n{}", consumer.log_tail());
@@ -92,7 +92,7 @@ async fn drain(testbed: &TestBed, publisher: &Publisher, count: u32) -> anyhow::
     let seconds = begin.elapsed().as_secs_f64();
     let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(testbed.ledger.pool()).await?;
     anyhow::ensure!(rows == i64::from(count), "{rows} rows of {count} orders");
-    // Offsets that are not committed yet would come again into the next round.
+    // Orders whose offsets are not committed yet would be consumed again in the next round.
     until("the offsets are committed", async || {
         let kafka = testbed.cluster.settings.kafka.clone();
         let left = tokio::task::spawn_blocking(move || seckill::consumer::backlog(&kafka)).await;

@@ -1,4 +1,4 @@
-//! The baseline of b and c: as many calls of redis-benchmark as fit into the time of a round.
+//! The baseline of `accepted` and `pipeline`: as many calls of redis-benchmark as fit into the time of a round.
 
 use anyhow::{bail, ensure};
 use drive::evalsha;

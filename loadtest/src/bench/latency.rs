@@ -1,19 +1,19 @@
-//! e: latency at half of saturation, open loop, beside the handler that does nothing at the same rate.
+//! `latency`: latency at half of saturation, open loop, beside the handler that does nothing at the same rate.
 
 use std::sync::Arc;
 
 use crate::demo::say;
 use anyhow::ensure;
 
-use super::Plan;
 use super::accepted::Purchases;
-use super::flag::{BUYERS, CONNECTIONS, Refusals};
 use super::open_loop::{self, Latencies};
+use super::plan::Plan;
 use super::report::{Figure, Goal, Kind, Report, median};
 use super::rounds::{self, Discarded, Measured};
+use super::sold_out::{BUYERS, CONNECTIONS, Refusals};
 use super::wrk::Saturation;
 
-/// Rounds in which even the handler that does nothing takes longer say only that the machine is busy.
+/// A round in which even the handler that does nothing takes longer only shows that the machine is busy.
 const MOST_NO_OP_MS: f64 = 5.0;
 
 /// Runs at saturation, the median of which is halved: a single one was off by a fifth.
@@ -44,7 +44,7 @@ struct Beside {
 }
 
 const fn figure(key: &'static str, about: &'static str, goal: Goal, kind: Kind) -> Figure {
-    Figure { part: 'e', key, about, unit: "ms", goal, kind }
+    Figure { part: "latency", key, about, unit: "ms", goal, kind }
 }
 
 const fn at_most(ms: f64) -> Goal {
@@ -62,8 +62,8 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     accepted(plan, report).await
 }
 
-/// Half of what the service saturates at, in the median of some runs after one that warms it up. None if every one of
-/// them was void, which the report then says.
+/// Half of the rate at which the service saturates: the median of some runs after a warm-up. None if every run was
+/// discarded, which the report then says.
 async fn half_of_saturation(
     name: &str,
     saturate: impl AsyncFn() -> Measured<f64>,
@@ -72,24 +72,28 @@ async fn half_of_saturation(
     let _ = saturate().await?;
     let show = |per_second: &f64| format!("{per_second:.0}/s");
     let taken = rounds::take(name, SATURATIONS, async |_| saturate().await, show).await?;
-    report.note_void(name, &taken);
+    report.note_discarded(name, &taken);
     let rate = median(&taken.kept).map(|saturation| saturation / 2.0);
     if let Some(rate) = rate {
-        say(format_args!("  {name}: half of it is {rate:.0}/s"))?;
+        say(format_args!("  {name}: the rate is half of it, {rate:.0}/s"))?;
     }
     Ok(rate)
 }
 
 async fn refused(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let refusals = Refusals::prepare(BUYERS).await?;
-    let generator =
-        Saturation::new(Arc::clone(&refusals.crowd), CONNECTIONS, refusals.testbed.cluster.sandbox.folder())?;
-    // With a warm-up before, as in a.
+    let generator = Saturation::new(
+        Arc::clone(&refusals.crowd),
+        CONNECTIONS,
+        super::machine::cores(),
+        refusals.testbed.cluster.sandbox.folder(),
+    )?;
+    // A warm-up, as in `sold-out`.
     let _ = refusals.nothing(&generator, plan.seconds).await?;
     let saturate = async || -> Measured<f64> {
         Ok(refusals.node(&generator, SATURATION_SECONDS).await?.map(|seen| seen.per_second()))
     };
-    let Some(rate) = half_of_saturation("e, saturation by refusals", saturate, report).await? else {
+    let Some(rate) = half_of_saturation("latency, saturation by refusals", saturate, report).await? else {
         report.add(REFUSED, []);
         return Ok(());
     };
@@ -106,8 +110,8 @@ async fn refused(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
         };
         Ok(judged.and_then(|()| beside(&node, &no_op)))
     };
-    let taken = rounds::take("e, refused", plan.rounds, round, show).await?;
-    report.note_void("e, refused", &taken);
+    let taken = rounds::take("latency, refused", plan.rounds, round, show).await?;
+    report.note_discarded("latency, refused", &taken);
     let each = |of: fn(&Beside) -> f64| taken.kept.iter().map(of);
     report.add(REFUSED, each(|beside| beside.tail.p99 - beside.no_op.p99));
     let shown = |key, about| figure(key, about, Goal::None, Kind::Figure);
@@ -126,7 +130,7 @@ async fn accepted(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let workers = super::machine::cores().to_string();
     let (_process, no_op) = purchases.testbed.helper("no-op", &[&workers]).await?;
     let saturate = async || purchases.run(SATURATION_SECONDS).await;
-    let Some(rate) = half_of_saturation("e, saturation by purchases", saturate, report).await? else {
+    let Some(rate) = half_of_saturation("latency, saturation by purchases", saturate, report).await? else {
         report.add(ACCEPTED, []);
         return Ok(());
     };
@@ -145,8 +149,8 @@ async fn accepted(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
         ensure!(sold + node.others as usize >= node.count(), "Redis sold {sold} of {}", node.count());
         Ok(beside(&node, &nothing))
     };
-    let taken = rounds::take("e, accepted", plan.rounds, round, show).await?;
-    report.note_void("e, accepted", &taken);
+    let taken = rounds::take("latency, accepted", plan.rounds, round, show).await?;
+    report.note_discarded("latency, accepted", &taken);
     let each = |of: fn(&Beside) -> f64| taken.kept.iter().map(of);
     report.add(ACCEPTED, each(|beside| beside.tail.p99 - beside.no_op.p99));
     let shown = |key, about| figure(key, about, Goal::None, Kind::Figure);
@@ -162,7 +166,7 @@ async fn accepted(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
 }
 
 const fn rate_of(key: &'static str, about: &'static str) -> Figure {
-    Figure { part: 'e', key, about, unit: "requests/s", goal: Goal::None, kind: Kind::Side }
+    Figure { part: "latency", key, about, unit: "requests/s", goal: Goal::None, kind: Kind::Side }
 }
 
 fn beside(node: &Latencies, no_op: &Latencies) -> Result<Beside, Discarded> {

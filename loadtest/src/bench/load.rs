@@ -1,4 +1,4 @@
-//! Kept-alive HTTP connections, as thin as can be: they share the cores with what they measure.
+//! Kept-alive HTTP connections with little work of their own: they share the cores with what they measure.
 //!
 //! A request is one write of bytes that were mostly written beforehand. Of an answer the status and the length are
 //! read, and nothing else.
@@ -17,9 +17,8 @@ use tokio::task::JoinSet;
 
 use super::crowd::Crowd;
 
-/// Nothing that is measured here takes nearly as long. One limit for a whole run: one for each read would be a timer
-/// for each answer.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Far above what any run needs. One timeout for a whole run, since one for each read would cost a timer per answer.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A connection, and what was read of the next answer.
 pub struct Connection {
@@ -76,7 +75,7 @@ pub enum Until {
     Count(usize),
 }
 
-/// What a run saw.
+/// The answers of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ran {
     pub accepted: u64,
@@ -91,7 +90,7 @@ impl Ran {
     }
 }
 
-/// Asks on each connection again as soon as it is answered; buyers come in turn, from number `first` on.
+/// Closed loop: each connection sends the next purchase when it has its answer. Buyers take turns, from number `first` on.
 pub async fn closed(
     server: SocketAddr,
     crowd: &Arc<Crowd>,
@@ -133,7 +132,7 @@ pub async fn closed(
     Ok(Ran { seconds: begin.elapsed().as_secs_f64(), ..all })
 }
 
-/// What each connection has to tell, unless one failed or some answer does not come.
+/// The results of all connections, unless one failed or timed out.
 pub async fn all_of<T: 'static>(mut tasks: JoinSet<anyhow::Result<T>>) -> anyhow::Result<Vec<T>> {
     let gathering = async {
         let mut all = Vec::new();
@@ -142,7 +141,7 @@ pub async fn all_of<T: 'static>(mut tasks: JoinSet<anyhow::Result<T>>) -> anyhow
         }
         anyhow::Ok(all)
     };
-    tokio::time::timeout(PATIENCE, gathering).await.context("no answer in time")?
+    tokio::time::timeout(TIMEOUT, gathering).await.context("no answer in time")?
 }
 
 /// The length of the answer to one request: head and body.

@@ -1,4 +1,4 @@
-//! What it was measured on.
+//! The machine of a measurement.
 
 use std::fs;
 use std::process::Command;
@@ -24,8 +24,8 @@ pub struct Machine {
 }
 
 /// # Errors
-/// When the kernel does not say.
-pub fn look() -> anyhow::Result<Machine> {
+/// When the kernel does not tell.
+pub fn describe() -> anyhow::Result<Machine> {
     Ok(Machine {
         cores: cores(),
         cpu: field("/proc/cpuinfo", "model name")?.unwrap_or_else(|| "unknown".to_owned()),

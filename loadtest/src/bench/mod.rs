@@ -1,29 +1,30 @@
-//! `loadtest bench`: how fast the service is, as ratios to the least that could do the same work on the same machine.
+//! `loadtest bench`: the speed of the service as ratios to baselines that do the least work for the same result.
 //!
-//! A figure alone says as much about the machine, and about what else it is doing, as about the service. So each speed
-//! is taken in turns with a baseline, one right after the other and each first in every other round, and their ratio is
-//! taken within the round. The median of these ratios is the result; least and most say how far to trust it.
+//! A figure alone says as much about the machine and its other load as about the service. So each round measures the
+//! service and a baseline right after each other, in alternating order, and takes their ratio. The median of the ratios
+//! is the result; the least and the most show how far to trust it.
 //!
-//! The servers are private and real, the roles of the service are processes of their own, and the load runs on the
-//! same cores. A round in which an answer was not the one that is measured is thrown away and counted, never averaged;
-//! a broken promise of the service ends the run, and what was measured before is already written.
+//! The servers are private and real, each role of the service runs in its own process, and the load shares their cores.
+//! A round with an answer that is not the measured one is discarded and counted, never averaged. A broken promise of
+//! the service ends the run; the parts measured before it are already written.
 
 mod accepted;
 mod backlog;
 mod crowd;
 mod drain;
 mod evalsha;
-mod flag;
 mod latency;
 mod load;
 mod machine;
-mod memory;
 mod no_op;
+mod node_memory;
 mod open_loop;
 mod pipeline;
+mod plan;
 mod rebuild;
 mod report;
 mod rounds;
+mod sold_out;
 mod testbed;
 mod wrk;
 
@@ -33,80 +34,65 @@ use crate::demo::say;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
+use plan::Plan;
 use report::Report;
 
-/// Speed beside a baseline, on private servers of this machine.
+/// Options of the benchmark.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Bench {
     #[command(subcommand)]
     helper: Option<Helper>,
-    /// Starts private servers and the service on them, and stops them afterwards. There is no other way yet to have
-    /// every baseline on the same machine, so it is always so.
-    #[arg(long)]
-    sandbox: bool,
-    /// Writes every sample as JSON to this file, anew after each part.
+    /// Write every sample as JSON to this file, again after each part.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Writes the table as Markdown to this file instead of printing it, anew after each part.
+    /// Write the tables as Markdown to this file instead of printing them, again after each part.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Only these parts, such as `a,d`.
+    /// Run only these parts, separated by commas. The letters a to h stand for them in this order.
     #[arg(long, value_delimiter = ',', value_name = "PARTS")]
     only: Vec<Part>,
     #[command(flatten)]
     plan: Plan,
 }
 
-/// How much is measured.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct Plan {
-    /// Rounds of each part.
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..))]
-    pub rounds: u16,
-    /// Seconds of load on each side of a round.
-    #[arg(long, default_value_t = 3.0)]
-    pub seconds: f64,
-    /// Purchases of one round of `c`, and orders in the backlog of `d`.
-    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1000..))]
-    pub orders: u32,
-    /// Distinct users of `f`.
-    #[arg(long, default_value_t = 5_000_000)]
-    pub users: u32,
-    /// Claims of the sale that `h` rebuilds.
-    #[arg(long, default_value_t = 10_000)]
-    pub claims: u32,
-}
-
 /// Processes that a bench starts from its own program.
 #[derive(Debug, Subcommand)]
 enum Helper {
-    /// The handler that does nothing.
+    /// A handler that does nothing.
     #[command(hide = true)]
     NoOp(no_op::NoOp),
-    /// Answers anything with the same bytes, without HTTP: what the generator can do at most.
+    /// Answers everything with the same bytes, without HTTP: the most that the generator can do.
     #[command(hide = true)]
-    Wall(no_op::Wall),
+    CannedAnswer(no_op::CannedAnswer),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Part {
-    /// Refusals at the sold-out flag over a handler that does nothing.
-    A,
-    /// Accepted purchases over the script alone.
-    B,
-    /// Purchases accepted and persisted over the script alone.
-    C,
-    /// A backlog in Kafka that becomes rows, over a bulk insert.
-    D,
-    /// Latency at half of saturation, beside the handler that does nothing.
-    E,
-    /// Memory of a node after very many users.
-    F,
-    /// Bytes in Redis for each sold unit.
-    G,
-    /// From the restart of Redis to the next sale.
-    H,
+    /// Sold-out answers over a handler that does nothing
+    #[value(alias = "a")]
+    SoldOut,
+    /// Accepted purchases over the script alone
+    #[value(alias = "b")]
+    Accepted,
+    /// Purchases accepted and persisted over the script alone
+    #[value(alias = "c")]
+    Pipeline,
+    /// A backlog in Kafka that becomes rows, over a bulk insert
+    #[value(alias = "d")]
+    Drain,
+    /// Latency at half of saturation, beside the handler that does nothing
+    #[value(alias = "e")]
+    Latency,
+    /// Memory of a node after very many users
+    #[value(alias = "f")]
+    NodeMemory,
+    /// Bytes in Redis for each sold unit
+    #[value(alias = "g")]
+    RedisMemory,
+    /// From the restart of Redis to the next sold unit
+    #[value(alias = "h")]
+    Rebuild,
 }
 
 impl Bench {
@@ -115,7 +101,7 @@ impl Bench {
     pub async fn run(self) -> anyhow::Result<()> {
         match self.helper {
             Some(Helper::NoOp(no_op)) => return no_op.run().await,
-            Some(Helper::Wall(wall)) => return wall.run().await,
+            Some(Helper::CannedAnswer(wall)) => return wall.run().await,
             None => {}
         }
         // Ctrl-C must still stop the servers and remove their folder.
@@ -134,10 +120,10 @@ impl Bench {
     }
 
     async fn measure(&self) -> anyhow::Result<Report> {
-        let mut report = Report::new(machine::look()?);
+        let mut report = Report::new(machine::describe()?);
         for part in Part::value_variants().iter().copied().filter(|part| self.wants(*part)) {
             let measured = self.measure_part(part, &mut report).await;
-            // After each one, so that whatever ends a later part takes nothing of this one with it.
+            // After each part, so that a later error loses nothing of it.
             report.finish()?;
             self.write(&report)?;
             measured?;
@@ -145,7 +131,7 @@ impl Bench {
         Ok(report)
     }
 
-    /// Into the files that are wanted.
+    /// Writes the files that were asked for.
     fn write(&self, report: &Report) -> anyhow::Result<()> {
         let into = |file: &Path, text: String| {
             std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
@@ -162,19 +148,30 @@ impl Bench {
     async fn measure_part(&self, part: Part, report: &mut Report) -> anyhow::Result<()> {
         let plan = self.plan;
         match part {
-            Part::A => Box::pin(flag::measure(plan, report)).await.context("a: refusals at the flag"),
-            Part::B => Box::pin(accepted::measure(plan, report)).await.context("b: accepted purchases"),
-            Part::C => Box::pin(pipeline::measure(plan, report)).await.context("c, g: the whole pipeline"),
-            Part::D => Box::pin(drain::measure(plan, report)).await.context("d: a backlog"),
-            Part::E => Box::pin(latency::measure(plan, report)).await.context("e: latency"),
-            Part::F => Box::pin(memory::measure(plan, report)).await.context("f: memory of a node"),
-            // It came with c.
-            Part::G if self.wants(Part::C) => Ok(()),
-            Part::G => {
+            Part::SoldOut => Box::pin(sold_out::measure(plan, report)).await.context("sold-out answers"),
+            Part::Accepted => Box::pin(accepted::measure(plan, report)).await.context("accepted purchases"),
+            Part::Pipeline => Box::pin(pipeline::measure(plan, report)).await.context("the whole pipeline"),
+            Part::Drain => Box::pin(drain::measure(plan, report)).await.context("the drain of a backlog"),
+            Part::Latency => Box::pin(latency::measure(plan, report)).await.context("latency"),
+            Part::NodeMemory => Box::pin(node_memory::measure(plan, report)).await.context("memory of a node"),
+            // The rounds of the pipeline measure it as well.
+            Part::RedisMemory if self.wants(Part::Pipeline) => Ok(()),
+            Part::RedisMemory => {
                 let plan = Plan { rounds: 1, ..plan };
-                Box::pin(pipeline::measure(plan, report)).await.context("c, g: the whole pipeline")
+                Box::pin(pipeline::measure(plan, report)).await.context("memory of Redis")
             }
-            Part::H => Box::pin(rebuild::measure(plan, report)).await.context("h: rebuild"),
+            Part::Rebuild => Box::pin(rebuild::measure(plan, report)).await.context("the rebuild of a sale"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_letter_stands_for_each_part_in_order() {
+        let parts = ["a", "b", "c", "d", "e", "f", "g", "h"].map(|letter| Part::from_str(letter, false));
+        assert!(parts.iter().flatten().eq(Part::value_variants()));
     }
 }

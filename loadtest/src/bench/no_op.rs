@@ -1,4 +1,4 @@
-//! The servers that do nothing: what the same framework does at most, and what the generator does at most.
+//! Servers that do nothing: the most that the framework can do, and the most that the generator can do.
 
 use std::net::SocketAddr;
 
@@ -41,13 +41,13 @@ async fn answer(_path: web::Path<String>, _body: web::Bytes) -> HttpResponse {
     HttpResponse::build(StatusCode::CONFLICT).content_type("application/problem+json").body(SOLD_OUT)
 }
 
-/// Answers each read with one canned answer. Nothing is parsed, so this is nearly all kernel and generator.
+/// Answers each read with the same bytes. Nothing is parsed, so this is nearly all kernel and generator.
 #[derive(Debug, Args)]
-pub struct Wall {
+pub struct CannedAnswer {
     bind: SocketAddr,
 }
 
-impl Wall {
+impl CannedAnswer {
     pub async fn run(self) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.bind).await?;
         loop {

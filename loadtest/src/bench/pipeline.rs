@@ -1,15 +1,15 @@
-//! c and g: everything runs, on real Kafka. Purchases are sent and counted as rows; and what a sold unit leaves in
-//! Redis.
+//! `pipeline` and `redis-memory`: every role runs, on real Kafka. Purchases are sent and counted once they are rows, and
+//! so is the memory that a sold unit takes in Redis.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::ensure;
 
-use super::Plan;
 use super::crowd::Crowd;
 use super::evalsha::Evalsha;
 use super::load::{self, Until};
+use super::plan::Plan;
 use super::report::{Figure, Goal, Kind, Report};
 use super::rounds::{self, Discarded, Measured};
 use super::testbed::{TestBed, until};
@@ -20,7 +20,7 @@ const CONNECTIONS: usize = super::accepted::CONNECTIONS;
 const WARM_UP: u32 = 10;
 
 const RATIO: Figure = Figure {
-    part: 'c',
+    part: "pipeline",
     key: "pipeline_over_evalsha",
     about: "accepted and persisted over the script by redis-benchmark",
     unit: "",
@@ -29,7 +29,7 @@ const RATIO: Figure = Figure {
 };
 
 const BYTES: Figure = Figure {
-    part: 'g',
+    part: "redis-memory",
     key: "redis_bytes_per_unit",
     about: "Redis memory for each sold unit, once its order is a row",
     unit: "bytes",
@@ -38,7 +38,7 @@ const BYTES: Figure = Figure {
 };
 
 const fn side(key: &'static str, about: &'static str, unit: &'static str) -> Figure {
-    Figure { part: 'c', key, about, unit, goal: Goal::None, kind: Kind::Side }
+    Figure { part: "pipeline", key, about, unit, goal: Goal::None, kind: Kind::Side }
 }
 
 /// How one sale went.
@@ -67,13 +67,13 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let show = |(sold, alone): &(Sold, f64)| {
         let Sold { persisted, accepted, bytes_per_unit } = sold;
         format!(
-            "{persisted:.0} over {alone:.0} orders/s: {:.3}; {accepted:.0}/s until the last answer; \
-             {bytes_per_unit:.0} bytes",
+            "service {persisted:.0} orders/s, script {alone:.0} orders/s, ratio {:.3}; {accepted:.0}/s until the last \
+             answer; {bytes_per_unit:.0} bytes per unit",
             persisted / alone
         )
     };
-    let taken = rounds::take("c, g", plan.rounds, round, show).await?;
-    report.note_void("c, g", &taken);
+    let taken = rounds::take("pipeline, redis-memory", plan.rounds, round, show).await?;
+    report.note_discarded("pipeline, redis-memory", &taken);
     let each = |figure: fn(&Sold) -> f64| taken.kept.iter().map(move |(sold, _)| figure(sold));
     report.add(RATIO, taken.kept.iter().map(|(sold, alone)| sold.persisted / alone));
     report.add(BYTES, each(|sold| sold.bytes_per_unit));
@@ -91,7 +91,7 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
 
 /// Sells units, one to each buyer, and waits until each is a row. Discarded if a buyer was refused.
 async fn sell(testbed: &TestBed, crowd: &Arc<Crowd>, count: u32) -> Measured<Sold> {
-    // Some are left, so that the flag has no part in it.
+    // One unit is left over, so that the sold-out flag stays out of it.
     let units = count + 1;
     let sale = testbed.open(units).await?;
     let bytes_before = testbed.redis_bytes().await?;
@@ -111,7 +111,7 @@ async fn sell(testbed: &TestBed, crowd: &Arc<Crowd>, count: u32) -> Measured<Sol
     if ran.refused > 0 {
         return Ok(Err(Discarded("refused purchases".to_owned())));
     }
-    // Nobody was refused, so this is no matter of load: the service broke a promise.
+    // Nobody was refused, so load is no explanation: the service broke a promise.
     ensure!(sold == count, "{ran:?}, and Redis sold {sold}");
     ensure!(rows == i64::from(count), "{rows} rows of {count} orders");
     Ok(Ok(Sold {

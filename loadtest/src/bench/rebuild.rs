@@ -1,4 +1,4 @@
-//! h: how long a sale stands still when Redis is restarted, with many claims to bring back.
+//! `rebuild`: how long a sale cannot sell after a restart of Redis, with many claims to restore.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,19 +7,19 @@ use anyhow::ensure;
 use seckill::domain::SaleId;
 use tokio::time::sleep;
 
-use super::Plan;
 use super::crowd::Crowd;
 use super::load::{self, Until};
+use super::plan::Plan;
 use super::report::{Figure, Goal, Kind, Report};
 use super::rounds::{self, Discarded, Measured};
 use super::testbed::{TestBed, until};
 
-/// How often a buyer asks whether it sells again, and so how exact the end is.
-const ASK: Duration = Duration::from_millis(5);
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a buyer tries to buy, and so how exact the end is.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const REBUILD: Figure = Figure {
-    part: 'h',
+    part: "rebuild",
     key: "rebuild_ms",
     about: "from the restart of Redis to the next accepted purchase",
     unit: "ms",
@@ -28,7 +28,7 @@ const REBUILD: Figure = Figure {
 };
 
 const ANSWERING: Figure = Figure {
-    part: 'h',
+    part: "rebuild",
     key: "redis_answers_ms",
     about: "of that, until Redis answers",
     unit: "ms",
@@ -48,15 +48,15 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
         settle(&testbed, sale, sold).await?;
         let times = restart(&testbed, sale, &mut asked).await?;
         sold += 1;
-        // The connection of this program went with the Redis that was.
+        // The restart closed the connection of this program.
         testbed.redis = redis::Client::open(redis_url(&testbed))?.get_multiplexed_async_connection().await?;
         Ok(times)
     };
-    // What is done for the first time takes longer: statements to be prepared, code to be paged in.
+    // A warm-up: the first rebuild also prepares statements and loads code.
     let _ = round(false).await?;
     let show = |(all, redis): &(f64, f64)| format!("selling after {all:.0} ms, Redis answered after {redis:.0} ms");
-    let taken = rounds::take("h", plan.rounds, round, show).await?;
-    report.note_void("h", &taken);
+    let taken = rounds::take("rebuild", plan.rounds, round, show).await?;
+    report.note_discarded("rebuild", &taken);
     report.add(REBUILD, taken.kept.iter().map(|times| times.0));
     report.add(ANSWERING, taken.kept.iter().map(|times| times.1));
     Ok(())
@@ -66,7 +66,7 @@ fn redis_url(testbed: &TestBed) -> String {
     secrecy::ExposeSecret::expose_secret(&testbed.cluster.settings.redis.url).to_owned()
 }
 
-/// Every order is a row and nothing is on its way, so that a round starts like every other.
+/// Waits until every order is a row and the outbox is empty, so that all rounds start alike.
 async fn settle(testbed: &TestBed, sale: SaleId, sold: u32) -> anyhow::Result<()> {
     until("every order is a row", async || testbed.sold_in_ledger(sale).await.is_ok_and(|rows| rows >= sold)).await?;
     until("the outbox is empty", async || testbed.outbox(sale).await.is_ok_and(|left| left == 0)).await
@@ -82,7 +82,7 @@ async fn restart(testbed: &TestBed, sale: SaleId, asked: &mut usize) -> Measured
     let answering = begin.elapsed();
     let mut other = None;
     loop {
-        // Each time another buyer: the outcome of an earlier one may be unknown, and would be told again.
+        // Another buyer each time: an earlier purchase may have an unknown outcome, and its buyer would get that answer.
         *asked += 1;
         let (status, body) = testbed.buy(sale, *asked).await?;
         match status {
@@ -90,9 +90,9 @@ async fn restart(testbed: &TestBed, sale: SaleId, asked: &mut usize) -> Measured
             503 => {}
             _ => other = Some(Discarded(format!("answers of status {status}"))),
         }
-        let last = || format!("the sale does not sell again: {status} {}", String::from_utf8_lossy(&body));
-        ensure!(begin.elapsed() < PATIENCE, last());
-        sleep(ASK).await;
+        let last = || format!("the sale does not sell after the restart: {status} {}", String::from_utf8_lossy(&body));
+        ensure!(begin.elapsed() < TIMEOUT, last());
+        sleep(POLL_INTERVAL).await;
     }
     let times = (begin.elapsed().as_secs_f64() * 1e3, answering.as_secs_f64() * 1e3);
     Ok(other.map_or(Ok(times), Err))

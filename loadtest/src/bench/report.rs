@@ -1,4 +1,4 @@
-//! Samples, their medians and spreads, what was aimed at, and how they are shown.
+//! Samples with their medians, spreads and goals, as tables and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::machine::{self, Machine};
 use super::rounds::Rounds;
 
-/// Which side of a figure is the good one.
+/// The goal of a figure.
 #[derive(Clone, Copy, Debug)]
 pub enum Goal {
     AtLeast {
@@ -27,7 +27,7 @@ pub enum Goal {
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
     /// The part that measures it.
-    pub part: char,
+    pub part: &'static str,
     /// Its key in the report.
     pub key: &'static str,
     pub about: &'static str,
@@ -46,11 +46,11 @@ pub enum Kind {
     Side,
 }
 
-/// Everything that was measured, in the order in which it was.
+/// Everything that was measured, in order.
 pub struct Report {
     machine: Machine,
     measured: Vec<(Figure, Vec<f64>)>,
-    void: BTreeMap<String, Value>,
+    discarded: BTreeMap<String, Value>,
 }
 
 /// Median and extremes.
@@ -62,17 +62,17 @@ struct Summary {
 
 impl Report {
     pub const fn new(machine: Machine) -> Self {
-        Self { machine, measured: Vec::new(), void: BTreeMap::new() }
+        Self { machine, measured: Vec::new(), discarded: BTreeMap::new() }
     }
 
     pub fn add(&mut self, figure: Figure, samples: impl IntoIterator<Item = f64>) {
         self.measured.push((figure, samples.into_iter().collect()));
     }
 
-    /// Says how many rounds of a part were void, and why.
-    pub fn note_void<T>(&mut self, part: &str, rounds: &Rounds<T>) {
-        if rounds.voids() > 0 {
-            self.void.insert(part.to_owned(), json!(rounds.void));
+    /// Notes how many rounds of a part were discarded, and why.
+    pub fn note_discarded<T>(&mut self, part: &str, rounds: &Rounds<T>) {
+        if rounds.discards() > 0 {
+            self.discarded.insert(part.to_owned(), json!(rounds.discarded));
         }
     }
 
@@ -91,7 +91,7 @@ impl Report {
             "ratios": of(Kind::Ratio),
             "figures": of(Kind::Figure),
             "sides": of(Kind::Side),
-            "void": self.void,
+            "void": self.discarded,
             "machine": self.machine,
         })
     }
@@ -100,13 +100,13 @@ impl Report {
     pub fn markdown(&self) -> String {
         let mut text = String::new();
         let judged = self.measured.iter().filter(|(figure, _)| figure.kind != Kind::Side);
-        text.push_str("| | figure | median | least | most | reach | aim | |\n");
+        text.push_str("| part | figure | median | least | most | reach | aim | |\n");
         text.push_str("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |\n");
         for (figure, samples) in judged {
             let (reach, aim) = figure.goal.words();
             row(&mut text, figure, samples, &[&reach, &aim, figure.goal.verdict(samples)]);
         }
-        text.push_str("\n| | side | median | least | most |\n| --- | --- | ---: | ---: | ---: |\n");
+        text.push_str("\n| part | side | median | least | most |\n| --- | --- | ---: | ---: | ---: |\n");
         for (figure, samples) in self.measured.iter().filter(|(figure, _)| figure.kind == Kind::Side) {
             row(&mut text, figure, samples, &[]);
         }
@@ -118,7 +118,7 @@ impl Report {
              {load_after} after. {}; {}; {}; load by {}.",
             self.machine.redis, self.machine.postgres, self.machine.java, self.machine.generator
         );
-        for (part, reasons) in &self.void {
+        for (part, reasons) in &self.discarded {
             let _ = writeln!(text, "Discarded rounds of {part}: {reasons}.");
         }
         text

@@ -28,8 +28,8 @@ use super::rounds::Discarded;
 /// Time for the node to hear of a sale before it starts.
 const STARTS_IN: Duration = Duration::from_millis(1500);
 const LASTS: Duration = Duration::from_secs(4 * 3600);
-/// Far above what anything here takes: reached when something is broken.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// Far above what anything here needs: only a fault reaches it.
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Everything that a part runs on. Each part starts its own, so that no part finds what another left behind.
 pub struct TestBed {
@@ -49,7 +49,7 @@ fn configure(settings: Settings) -> Settings {
     settings.http.workers = machine::cores();
     settings.admission.node_per_second = 100_000_000;
     settings.admission.node_burst = 100_000_000;
-    // A consumer that is halted while its backlog is written keeps its place in the group.
+    // A consumer that is paused while its backlog is written stays in the group.
     settings.kafka.session_timeout_ms = 40_000;
     settings
 }
@@ -100,7 +100,7 @@ impl TestBed {
         Ok(sale)
     }
 
-    /// One purchase by the `n`-th of some buyers who are in no crowd: status and body.
+    /// One purchase by the `n`-th of some extra buyers: status and body.
     pub async fn buy(&self, sale: SaleId, n: usize) -> anyhow::Result<(u16, Bytes)> {
         let authorization = Some(self.tokens.header(&format!("passer-by-{n}").parse()?, false)?);
         let forwarded_for = Some(crowd::address(n).parse()?);
@@ -202,15 +202,15 @@ impl Answers {
     }
 }
 
-/// Looks until it is so.
+/// Polls until a condition holds.
 ///
 /// # Errors
 /// When it takes so long that something must be broken.
-pub async fn until(what: &str, so: impl AsyncFn() -> bool) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !so().await {
+pub async fn until(what: &str, holds: impl AsyncFn() -> bool) -> anyhow::Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    while !holds().await {
         if Instant::now() > deadline {
-            bail!("in vain: {what}");
+            bail!("timed out after {TIMEOUT:?}, waiting until {what}");
         }
         sleep(Duration::from_millis(10)).await;
     }

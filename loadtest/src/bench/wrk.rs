@@ -1,4 +1,4 @@
-//! Saturation, by `wrk` where it is installed and by our own connections where it is not.
+//! Saturation, by `wrk` if it is installed and by our own connections otherwise.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,23 +11,24 @@ use seckill::domain::SaleId;
 
 use super::crowd::Crowd;
 use super::load::{self, Until};
-use super::machine;
 
 const FEED: &str = include_str!("feed.lua");
 
-/// A generator that asks again as soon as it is answered.
+/// A closed-loop generator: each connection sends the next purchase when it has its answer.
 pub struct Saturation {
     crowd: Arc<Crowd>,
     /// Script and buyers, for wrk.
     files: Option<(PathBuf, PathBuf)>,
     connections: usize,
+    /// Threads of wrk.
+    threads: usize,
 }
 
-/// What a generator saw.
+/// The answers that a generator got.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     pub answers: u64,
-    /// Of these, other than 2xx and 3xx.
+    /// Those of them that were neither 2xx nor 3xx.
     pub refused: u64,
     pub seconds: f64,
 }
@@ -39,8 +40,8 @@ impl Seen {
 }
 
 impl Saturation {
-    /// Makes a generator of these buyers ready. `folder` takes its files.
-    pub fn new(crowd: Arc<Crowd>, connections: usize, folder: &Path) -> anyhow::Result<Self> {
+    /// A generator for these buyers, with at most `cores` threads. Its files go into `folder`.
+    pub fn new(crowd: Arc<Crowd>, connections: usize, cores: usize, folder: &Path) -> anyhow::Result<Self> {
         let mut files = None;
         if version().is_some() {
             let (script, buyers) = (folder.join("feed.lua"), folder.join("buyers.txt"));
@@ -48,7 +49,7 @@ impl Saturation {
             crowd.save(&buyers)?;
             files = Some((script, buyers));
         }
-        Ok(Self { crowd, files, connections })
+        Ok(Self { crowd, files, connections, threads: cores.min(connections) })
     }
 
     pub async fn run(&self, server: SocketAddr, sale: SaleId, seconds: f64) -> anyhow::Result<Seen> {
@@ -70,7 +71,7 @@ impl Saturation {
         script: &Path,
         buyers: &Path,
     ) -> anyhow::Result<Seen> {
-        let threads = machine::cores().min(self.connections).to_string();
+        let threads = self.threads.to_string();
         let mut command = Command::new("wrk");
         command.args(["-t", &threads, "-c", &self.connections.to_string()]);
         // wrk takes whole seconds.

@@ -9,12 +9,10 @@ use drive::verdict::{ConfirmedViolations, Evaluation, Timeouts};
 use seckill::promises::{CheckResult, Finding};
 use tokio::time::sleep;
 
-use crate::report::FaultResult;
-
-use super::round::Round;
-
 use super::fault::{Fault, Figures};
+use super::round::Round;
 use super::testbed::TestBed;
+use crate::report::FaultResult;
 
 /// How long the auditor may take to repair what a fault left behind: its grace, and some rounds.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(30);

@@ -1,7 +1,7 @@
-//! f: what very many users leave in the memory of a node.
+//! `node-memory`: how much the memory of a node grows with very many users.
 //!
-//! Each asks once, with a token and an address of its own, and is told that nothing is left. Nothing is timed here, so
-//! several requests travel in one write.
+//! Each user sends one purchase, with a token and an address of its own, and the answer is that the sale is sold out.
+//! Nothing is timed here, so several requests travel in one write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,23 +12,23 @@ use anyhow::{Context, ensure};
 use seckill::domain::SaleId;
 use tokio::task::JoinSet;
 
-use super::Plan;
 use super::crowd;
 use super::load::Connection;
 use super::machine;
+use super::plan::Plan;
 use super::report::{Figure, Goal, Kind, Report};
 use super::testbed::TestBed;
 
 const CONNECTIONS: u32 = 32;
 /// Requests in one write.
 const TOGETHER: u32 = 16;
-/// Far above what millions of users take.
-const PATIENCE: Duration = Duration::from_secs(1800);
-/// Users before the first look: connections, buffers and code are in memory then.
+/// Far above what millions of users need.
+const TIMEOUT: Duration = Duration::from_secs(1800);
+/// Users before the first measurement: connections, buffers and code are in memory by then.
 const WARM_UP: u32 = 20_000;
 
 const GROWTH: Figure = Figure {
-    part: 'f',
+    part: "node-memory",
     key: "node_growth_mib",
     about: "growth of a node after many distinct users",
     unit: "MiB",
@@ -45,12 +45,12 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let counted = testbed.answers().await?;
     ask(&testbed, sale, WARM_UP, plan.users).await?;
     let after = machine::resident_kib(pid)?;
-    let judged = testbed.answers().await?.only("sold_out", u64::from(plan.users), &counted);
-    ensure!(judged.is_ok(), "not every user was told that nothing is left");
+    let checked = testbed.answers().await?.only("sold_out", u64::from(plan.users), &counted);
+    ensure!(checked.is_ok(), "not every answer was sold_out");
     let growth = (after as f64 - before as f64) / 1024.0;
-    say(format_args!("  f: {growth:.1} MiB more after {} users ({} MiB in all)", plan.users, after / 1024))?;
+    say(format_args!("  node-memory: {growth:.1} MiB more after {} users ({} MiB in all)", plan.users, after / 1024))?;
     report.add(GROWTH, [growth]);
-    let side = |key, about, unit| Figure { part: 'f', key, about, unit, goal: Goal::None, kind: Kind::Side };
+    let side = |key, about, unit| Figure { part: "node-memory", key, about, unit, goal: Goal::None, kind: Kind::Side };
     report.add(side("node_users", "distinct users", "users"), [f64::from(plan.users)]);
     report.add(side("node_resident_mib", "resident memory of the node afterwards", "MiB"), [after as f64 / 1024.0]);
     Ok(())
@@ -88,5 +88,5 @@ async fn ask(testbed: &Arc<TestBed>, sale: SaleId, first: u32, count: u32) -> an
         }
         anyhow::Ok(())
     };
-    tokio::time::timeout(PATIENCE, all).await.context("no answer in time")?
+    tokio::time::timeout(TIMEOUT, all).await.context("no answer in time")?
 }

@@ -1,7 +1,7 @@
-//! a: what a loser costs a node, over a handler that does nothing.
+//! `sold-out`: sold-out answers of a node, over a handler that does nothing.
 //!
 //! Every request brings a signed token of a buyer of its own, from an address of its own, and goes through all
-//! limiters. The node itself is asked afterwards what it answered: nothing but `sold_out` counts.
+//! limiters. The node's metrics say afterwards what it answered: only `sold_out` counts.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use anyhow::ensure;
 use sandbox::Process;
 use seckill::domain::SaleId;
 
-use super::Plan;
 use super::crowd::Crowd;
 use super::load;
 use super::machine;
+use super::plan::Plan;
 use super::report::{Figure, Goal, Kind, Report};
 use super::rounds::{self, Discarded, Measured};
 use super::testbed::TestBed;
 use super::wrk::{Saturation, Seen};
 
-/// Few enough that each has a connection's worth of work to wait for, many enough that no worker ever idles.
+/// Enough connections that no worker ever idles.
 pub const CONNECTIONS: usize = 64;
 
-/// Buyers who ask in turn. At 5 a second each, which their own bucket gives them, they make 300,000 a second.
+/// Buyers who send purchases in turn. Each may send 5 a second, so together they may send 300,000 a second.
 pub const BUYERS: usize = 60_000;
 
 const RATIO: Figure = Figure {
-    part: 'a',
+    part: "sold-out",
     key: "flag_over_noop",
     about: "sold-out answers over a no-op handler",
     unit: "",
@@ -36,7 +36,7 @@ const RATIO: Figure = Figure {
 };
 
 const fn side(key: &'static str, about: &'static str) -> Figure {
-    Figure { part: 'a', key, about, unit: "answers/s", goal: Goal::None, kind: Kind::Side }
+    Figure { part: "sold-out", key, about, unit: "answers/s", goal: Goal::None, kind: Kind::Side }
 }
 
 /// The node with a sale that is sold out, and the handler that does nothing.
@@ -70,7 +70,7 @@ impl Refusals {
         Ok(())
     }
 
-    /// One run against the node, void if it answered anything but `sold_out`.
+    /// One run against the node, discarded if it answered anything but `sold_out`.
     pub async fn node(&self, generator: &Saturation, seconds: f64) -> Measured<Seen> {
         let before = self.testbed.answers().await?;
         let seen = generator.run(self.testbed.node, self.sale, seconds).await?;
@@ -92,15 +92,15 @@ fn all_refused(seen: Seen) -> Result<Seen, Discarded> {
 pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let refusals = Refusals::prepare(BUYERS).await?;
     let folder = refusals.testbed.cluster.sandbox.folder();
-    let generator = Saturation::new(Arc::clone(&refusals.crowd), CONNECTIONS, folder)?;
+    let generator = Saturation::new(Arc::clone(&refusals.crowd), CONNECTIONS, machine::cores(), folder)?;
 
-    let (wall, address) = refusals.testbed.helper("wall", &[]).await?;
+    let (server, address) = refusals.testbed.helper("canned-answer", &[]).await?;
     let ceiling = generator.run(address, refusals.sale, plan.seconds).await?.per_second();
-    drop(wall);
+    drop(server);
     say(format_args!("  the generator alone: {ceiling:.0} answers/s"))?;
     report.add(side("generator_ceiling_per_s", "the generator, answered without HTTP"), [ceiling]);
 
-    // What is warm afterwards is measured: connections, buckets, branch predictors.
+    // A warm-up for connections, buckets and branch predictors.
     let _ = refusals.nothing(&generator, plan.seconds).await?;
     let _ = refusals.node(&generator, plan.seconds).await?;
     let round = async |no_op_first: bool| -> Measured<(f64, f64)> {
@@ -112,9 +112,11 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
         };
         Ok(node.and_then(|node| Ok((node.per_second(), no_op?.per_second()))))
     };
-    let show = |(node, no_op): &(f64, f64)| format!("{node:.0} over {no_op:.0} answers/s: {:.3}", node / no_op);
-    let taken = rounds::take("a", plan.rounds, round, show).await?;
-    report.note_void("a", &taken);
+    let show = |(node, no_op): &(f64, f64)| {
+        format!("node {node:.0} answers/s, no-op {no_op:.0} answers/s, ratio {:.3}", node / no_op)
+    };
+    let taken = rounds::take("sold-out", plan.rounds, round, show).await?;
+    report.note_discarded("sold-out", &taken);
     report.add(RATIO, taken.kept.iter().map(|(node, no_op)| node / no_op));
     report.add(side("refused_per_s", "sold-out answers"), taken.kept.iter().map(|pair| pair.0));
     report.add(side("noop_per_s", "no-op handler"), taken.kept.iter().map(|pair| pair.1));
