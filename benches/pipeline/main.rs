@@ -1,8 +1,8 @@
-//! How fast the two stages are that no client sees by themselves, the stock and the relay, on private servers of this
-//! machine. The service as a whole is measured by `loadtest bench`.
+//! The speed of the stock and of the relay, which no client sees by themselves, on private servers of this machine.
+//! `loadtest bench` measures the service as a whole.
 //!
-//! Every figure is taken several times, in turns with a baseline that does the least work anyone could do for the same
-//! result: a machine that is slow for a while is slow for both, so the ratio says more than the figure.
+//! Every figure is measured several times, in turns with a baseline that does the least work for the same result. A slow
+//! phase of the machine slows down both, so the ratio says more than the figure.
 
 mod figures;
 mod relay;
@@ -19,19 +19,19 @@ use figures::{Report, say};
 
 #[derive(Parser)]
 struct Arguments {
-    /// Measurements of each figure.
+    /// Measurements per figure.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
-    /// Orders that the relay carries in one round.
+    /// Orders that the relay sends in one round.
     #[arg(long, default_value_t = 100_000)]
     orders: usize,
-    /// Writes all samples to this file, as JSON.
+    /// Write all samples as JSON to this file.
     #[arg(long)]
     report: Option<PathBuf>,
-    /// Only these parts.
+    /// Run only these parts, separated by commas.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Part>,
-    /// What cargo says to every benchmark.
+    /// The flag that cargo passes to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }

@@ -16,8 +16,8 @@ use super::shop;
 
 const BASELINE: &str = "same messages produced from memory";
 const UNIT: &str = "orders/s";
-/// How often the outbox is looked at, and so how exact the end is.
-const LOOK: Duration = Duration::from_millis(5);
+/// How often the outbox is polled, and so how exact the end is.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 pub async fn measure(sandbox: &Sandbox, rounds: usize, orders: usize, report: &mut Report) -> anyhow::Result<()> {
     let settings = shop::settings(sandbox, "bench_relay").await?;
@@ -50,7 +50,7 @@ pub async fn measure(sandbox: &Sandbox, rounds: usize, orders: usize, report: &m
         let until = stop.clone();
         let running = tokio::spawn(async move { worker.run(&until).await });
         while length(&mut redis, sale).await? > 0 {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         let seconds = begin.elapsed().as_secs_f64();
         report.note_against(BASELINE, "relay", UNIT, orders as f64 / seconds);
@@ -63,7 +63,7 @@ pub async fn measure(sandbox: &Sandbox, rounds: usize, orders: usize, report: &m
     Ok(())
 }
 
-/// Sells that many units, as buyers would: their orders stand in the outbox.
+/// Sells that many units, as buyers would: their orders wait in the outbox.
 async fn fill(stock: &Stock, sale: SaleId, orders: usize) -> anyhow::Result<()> {
     let purchases: Vec<_> = (0..orders as u64).map(|n| shop::purchase(sale, n)).collect();
     for batch in purchases.chunks(MAX_BATCH) {

@@ -90,7 +90,7 @@ pub fn purchase(sale: SaleId, n: u64) -> Purchase {
 
 /// The `n`-th order of a sale, as it travels.
 pub fn order(sale: SaleId, n: u64) -> OrderMessage {
-    // Spread as chance would spread them.
+    // Spread like random numbers.
     let random = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let now = OffsetDateTime::now_utc();
     OrderMessage {

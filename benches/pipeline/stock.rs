@@ -18,7 +18,7 @@ use super::shop;
 const BASELINE: &str = "script by redis-benchmark -c 50 -P 1";
 const UNIT: &str = "purchases/s";
 const TIME: Duration = Duration::from_millis(1500);
-/// Calls of redis-benchmark, which takes a number and no time.
+/// Calls of redis-benchmark, which takes a count and not a duration.
 const CALLS: u32 = 20_000;
 
 const BATCHES: [usize; 4] = [1, 16, 64, 256];

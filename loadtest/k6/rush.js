@@ -1,14 +1,14 @@
-// The crowd of `loadtest run rush` as a k6 script, for those who have k6 at hand.
+// The buyers of `loadtest run rush` as a k6 script.
 //
 //   k6 run -e URLS=http://127.0.0.1:8080 -e SALE=7 -e SECRET="$SECKILL__AUTH__JWT_SECRET" loadtest/k6/rush.js
 //
-// k6 sees answers and no stores. Its thresholds say whether the service kept to its contract under load; whether
-// anything was oversold, lost or stranded is said by the service's own audit afterwards:
+// k6 sees the answers and not the stores. Its thresholds tell whether the service kept its contract under load. Only the
+// service's own audit tells whether anything was oversold or lost:
 //
 //   seckill sale audit 7
 //
 // The service must believe X-Forwarded-For from where k6 runs (http.trusted_proxies): every buyer has an address of
-// its own. A click that k6 cannot send in time is dropped and not late; dropped ones fail the run.
+// its own. k6 drops a click that it cannot send in time; dropped clicks fail the run.
 
 import http from 'k6/http';
 import crypto from 'k6/crypto';
@@ -41,7 +41,7 @@ const EARLY = number('EARLY', 0.05);
 const KEYED = number('KEYED', 0.1);
 const MAX_QUANTITY = Math.max(1, Math.floor(number('MAX_QUANTITY', 1)));
 const SEED = Math.floor(number('SEED', 1));
-// Seconds for which a buyer without a decision goes on asking.
+// Seconds for which a buyer without a decision keeps asking.
 const PATIENCE_S = number('PATIENCE_S', 60);
 const TIMEOUT_S = number('TIMEOUT_S', 5);
 const VUS = Math.max(1, Math.floor(number('VUS', 500)));
@@ -61,7 +61,7 @@ if (tokens !== null && tokens.length < BUYERS) {
   throw new Error(`${TOKENS} has ${tokens.length} tokens for ${BUYERS} buyers`);
 }
 
-// Every code with which a purchase may be refused. Anything else breaks the contract.
+// Every code with which a purchase may be refused. Any other code breaks the contract.
 const REFUSALS = [
   'rate_limited', 'blocked', 'challenge_required', 'sold_out', 'not_enough_left', 'already_purchased',
   'sale_not_started', 'sale_paused', 'sale_ended', 'sale_not_found', 'invalid_request', 'unauthorized', 'forbidden',
@@ -72,7 +72,7 @@ const REFUSALS = [
 const answers = new Counter('answers');
 // 5xx other than 503, and answers that the contract does not know.
 const broken = new Counter('broken_contract');
-// Buyers that asked after an unknown answer and found an order; and those whose patience ended.
+// Buyers that found an order after an unknown outcome, and those that gave up.
 const found = new Counter('found');
 const gaveUp = new Counter('gave_up');
 const acceptedMs = new Trend('accepted_ms', true);
@@ -115,8 +115,8 @@ function scenarios() {
   return all;
 }
 
-// Thickest at the start: by the time t a share sqrt(t / window) of the buyers has come. Cut into steps with as many
-// buyers each, every step at one rate.
+// Most buyers click early: a share sqrt(t / window) of them by time t. The window is cut into steps of one rate each, with
+// the same number of buyers per step.
 function arrivals() {
   if (WINDOW_S === 0) {
     return { executor: 'per-vu-iterations', vus: BUYERS, iterations: 1, maxDuration: `${PATIENCE_S + TIMEOUT_S}s` };
@@ -156,7 +156,7 @@ export function setup() {
   }
 }
 
-// The first buyers are impatient and click before the start; they are the first again once it has started.
+// The first buyers also click before the start, and are the first again after it.
 export function tooSoon() {
   click(buyerOf(exec.scenario.iterationInTest), 1, 0);
 }
@@ -171,9 +171,9 @@ export function rush() {
 
 // The same buyer for the same number and seed.
 function buyerOf(count) {
-  // Rates are rounded: a few more than planned may come, and they are buyers of their own as far as there are tokens.
+  // Rates are rounded, so k6 may start a few buyers more than planned. They are new buyers if there are tokens for them.
   const index = tokens === null ? count : count % tokens.length;
-  const draw = chance(index);
+  const draw = randomOf(index);
   const hasty = draw() < HASTY;
   const clicks = hasty ? 2 + Math.floor(draw() * 4) : 1;
   const key = draw() < KEYED ? `key-${index}` : null;
@@ -190,7 +190,7 @@ function buyerOf(count) {
 }
 
 // Numbers from 0 to 1 that depend on the seed and the buyer alone.
-function chance(index) {
+function randomOf(index) {
   const digits = crypto.sha256(`${SEED}/${index}`, 'hex');
   let at = 0;
   return () => {
@@ -212,7 +212,7 @@ function address(index) {
   return `10.${(number >> 16) & 255}.${(number >> 8) & 255}.${number & 255}`;
 }
 
-// One or several clicks at once, the next one on the next node. Says whether none of them was decided.
+// One or several clicks at once, each on the next node. Returns whether none of them was decided.
 function click(buyer, times, nth) {
   const requests = [];
   for (let n = 0; n < times; n += 1) {
@@ -233,7 +233,7 @@ function count(response) {
   } else if (REFUSALS.includes(outcome)) {
     refusedMs.add(response.timings.duration);
   }
-  // Whatever 5xx it is, the purchase may have gone through; but only 503 is an answer that was meant.
+  // After any 5xx the purchase may have succeeded, but only 503 is part of the contract.
   if (outcome === 'broken_contract' || (response.status >= 500 && response.status !== 503)) {
     broken.add(1);
   }
@@ -256,7 +256,7 @@ function outcomeOf(response) {
   return response.status >= 400 && body && REFUSALS.includes(body.code) ? body.code : 'broken_contract';
 }
 
-// Unknown is not no: asks for the order, or repeats the key, until there is a decision.
+// Unknown is not no: polls the order, or repeats the key, until there is a decision.
 function askUntilDecided(buyer) {
   const deadline = Date.now() + PATIENCE_S * 1000;
   for (let nth = 2; Date.now() < deadline; nth += 1) {
@@ -280,5 +280,5 @@ function askUntilDecided(buyer) {
 }
 
 export function teardown() {
-  console.log(`k6 does not see the stores. Whether sale ${SALE} was oversold says: seckill sale audit ${SALE}`);
+  console.log(`k6 does not see the stores. To check whether sale ${SALE} was oversold: seckill sale audit ${SALE}`);
 }

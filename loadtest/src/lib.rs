@@ -1,6 +1,12 @@
-//! `loadtest`: buyers against a running seckill, and the verdict on what they were promised.
+//! `loadtest`: the demo, the scenarios, the fault drill and the benchmarks of seckill.
 //!
-//! All of the work is done by `drive`; this program only says against what it is done.
+//! In: a command line. Out: a report on standard output, and as JSON and HTML if asked for. The exit code is 0 only if
+//! every promise held.
+//!
+//! [`demo`] starts a cluster of private servers and roles and runs one sale on it. `scenario` reads what a run sells and
+//! who buys, `run` runs it against a cluster or a running service, and `naive` runs it against counters that are wrong on
+//! purpose. `faults` breaks a cluster under load, `bench` measures one, and `report` writes the HTML pages. The buyers and
+//! the verdict come from the crate `drive`, the private servers from `sandbox`.
 
 mod bench;
 
@@ -18,7 +24,7 @@ mod scenario;
 
 use clap::{Parser, Subcommand};
 
-/// Buyers against a running seckill, and the verdict on what they were promised.
+/// Load tests for seckill: buyers over real HTTP, and a verdict on every promise of the service.
 #[derive(Debug, Parser)]
 #[command(name = "loadtest", version)]
 pub struct Cli {
@@ -28,17 +34,17 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// A whole flash sale on this machine, with private servers, and the verdict on it.
+    /// Run a whole flash sale on this machine, on private servers, and check every promise.
     Demo(demo::Demo),
-    /// Plays a scenario: puts sales on, lets buyers loose, and judges.
+    /// Run a scenario against a private or a running service, and check every promise.
     Run(Box<run::Run>),
-    /// Names the scenarios.
+    /// List the scenarios.
     Scenarios,
-    /// Makes faults happen to a private service under load, one after the other, and judges each.
+    /// Inject faults into a private service under load, one after the other, and check every promise after each.
     Faults(faults::Faults),
-    /// Measures the speed of a private service beside baselines on the same machine.
+    /// Measure the speed of a private service against baselines on the same machine.
     Bench(Box<bench::Bench>),
-    /// One role of the service, for the sandbox's own processes.
+    /// Run one role of the service, as a process of a cluster.
     #[command(hide = true)]
     Role {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -47,7 +53,7 @@ enum Command {
 }
 
 impl Cli {
-    /// Runs the command to its end. An error is for the person at the terminal.
+    /// Runs the command. Its error is a message for the terminal.
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Demo(demo) => Box::pin(demo.run()).await,

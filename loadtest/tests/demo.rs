@@ -6,11 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
-/// A whole service each, with servers of its own: one at a time is what a machine of two cores was made for.
-static STAGE: Mutex<()> = Mutex::new(());
+/// Each demo starts a whole cluster: a machine with two cores runs one at a time.
+static CLUSTER: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
-    STAGE.lock().unwrap_or_else(PoisonError::into_inner)
+    CLUSTER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `loadtest demo` with these options and returns whether it succeeded, what it printed, and its report.
@@ -37,7 +37,7 @@ fn the_demo_sells_the_whole_stock_once_and_again_what_comes_back_and_keeps_every
     }
     let count = |value: &Value| value.as_u64().unwrap_or(0);
     let (orders, after) = (&report["orders"], &report["afterwards"]);
-    // Who pays holds a unit for good; the others' units found somebody who did.
+    // Every unit is paid in the end: units of cancelled and expired orders were sold again.
     assert_eq!((count(&orders["paid"]), count(&orders["created"])), (200, 0), "{text}");
     assert!(count(&orders["cancelled"]) > 0 && count(&orders["expired"]) > 0, "{text}");
     assert_eq!(report["accepted"], count(&orders["paid"]) + count(&orders["cancelled"]) + count(&orders["expired"]));
@@ -59,13 +59,13 @@ fn the_demo_sells_the_whole_stock_once_and_again_what_comes_back_and_keeps_every
     }
     assert!(report["latency_distribution"]["refused"][0][0].as_f64().is_some_and(|ms| ms > 0.0), "{report}");
     assert!(report["machine"]["versions"]["redis"].is_string(), "{report}");
-    // Losing is the common case: most were refused, and told why.
+    // Most buyers are refused, with a reason.
     assert!(count(&report["refused"]["sold_out"]) >= 800, "{text}");
     assert!(count(&report["refused"]["sale_not_started"]) > 0, "{text}");
     assert!(text.contains("Verdict  pass: every promise holds"), "{text}");
 }
 
-/// The last buyers get the reserve. What is cancelled at the end may stay: everybody has had a unit.
+/// The last buyers get the reserve. Units that are cancelled at the end may stay unsold: every buyer has had one.
 #[test]
 fn a_crowd_as_large_as_the_stock_leaves_over_only_what_nobody_wants_any_more() {
     let (success, text, report) = demo(&["--stock", "400", "--buyers", "400", "--nodes", "1"]);
@@ -77,7 +77,7 @@ fn a_crowd_as_large_as_the_stock_leaves_over_only_what_nobody_wants_any_more() {
     assert!(report["accepted"].as_u64() >= Some(400), "everybody was served: {text}");
 }
 
-/// The place to see for oneself what a `kill -9` does.
+/// A person can try there what a `kill -9` does.
 #[test]
 fn a_demo_that_stays_starts_again_what_is_killed_by_hand_and_ends_in_good_order() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_loadtest"));
@@ -92,7 +92,7 @@ fn a_demo_that_stays_starts_again_what_is_killed_by_hand_and_ends_in_good_order(
     let relay = line("relay  ");
     line("logs in");
     kill("-9", relay.split(' ').next_back().expect("a process"));
-    line("relay has ended (signal: 9 (SIGKILL)); again as process");
+    line("relay has ended (signal: 9 (SIGKILL)); restarted as process");
     kill("-INT", &demo.0.id().to_string());
     assert!(demo.0.wait().expect("it ends").success());
 }

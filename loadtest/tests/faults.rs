@@ -1,4 +1,4 @@
-//! The drill itself: the short list runs, every promise is judged, and the report says so.
+//! The drill itself: the short list runs, and the report has a verdict on every promise.
 
 use std::process::Command;
 

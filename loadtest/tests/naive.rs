@@ -1,4 +1,4 @@
-//! The verdict fails where it must: counters that are wrong on purpose oversell under the load test's own crowd.
+//! The verdict fails where it must: counters that are wrong on purpose oversell under the buyers of the load test.
 
 use std::process::Command;
 

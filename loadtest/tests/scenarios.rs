@@ -1,4 +1,4 @@
-//! Every shipped scenario in small, against real servers: each keeps the promises and its own rules.
+//! Every shipped scenario with small sizes, against real servers: each keeps the promises and its own rules.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// In small; all of them run on one private service.
+/// With small sizes; all of them run on one private service.
 const SHARED: [(&str, &[&str]); 7] = [
     ("rush", &["--stock", "100", "--buyers", "400"]),
     ("flood", &["--stock", "80", "--buyers", "400", "--seconds", "1"]),
@@ -23,7 +23,7 @@ const SHARED: [(&str, &[&str]); 7] = [
     ("storm", &["--stock", "50", "--buyers", "500"]),
 ];
 
-/// Runs at once: each waits most of the time, for the start of its sale and for orders to expire.
+/// Runs at the same time: each mostly waits for the start of its sale and for orders to expire.
 const AT_ONCE: usize = 3;
 const PAY_WITHIN: Duration = Duration::from_secs(3);
 
@@ -125,28 +125,29 @@ async fn every_scenario_keeps_every_promise_and_its_own_rules() {
     assert_eq!(names.len(), SHARED.len());
     cluster.check().expect("every role still runs");
 
-    // Ctrl-C sends the buyers away, and they are still judged by what they were told until then.
+    // Ctrl-C stops the buyers, and their answers until then are still checked.
     let file = report_of("stopped");
     let mut command = against(&cluster, "drip", 100);
     command.args(["--stock", "5000", "--buyers", "6000", "--seconds", "600", "--report"]).arg(&file);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
     let lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
-    // The progress line, which somebody has to read to the end.
-    let mut told = false;
+    // Standard error holds the progress lines, and has to be read to the end.
+    let mut interrupted = false;
     for line in lines.map_while(Result::ok) {
         let accepted = line.split("accepted").nth(1).and_then(|rest| rest.split_whitespace().next());
-        if !told && accepted.and_then(|count| count.parse::<u64>().ok()) > Some(0) {
-            told = Command::new("kill").args(["-INT", &child.id().to_string()]).status().is_ok_and(|it| it.success());
+        if !interrupted && accepted.and_then(|count| count.parse::<u64>().ok()) > Some(0) {
+            interrupted =
+                Command::new("kill").args(["-INT", &child.id().to_string()]).status().is_ok_and(|it| it.success());
         }
     }
-    assert!(told && child.wait().expect("it ends").success());
+    assert!(interrupted && child.wait().expect("it ends").success());
     let report = read(&file);
     assert_eq!(report["verdict"], "pass", "{report}");
     assert!(report["requests"].as_u64() < Some(6000) && report["accepted"].as_u64() > Some(0), "{report}");
     assert_eq!(holds(&report, "checks", "orders_ended"), None, "nobody stayed to see it");
 }
 
-/// Behind the limits of an installation, on servers of its own.
+/// With the default limits, on servers of its own.
 #[test]
 fn limits_hold_scripts_and_the_blacklist_holds_whoever_is_on_it() {
     let mut command = loadtest();

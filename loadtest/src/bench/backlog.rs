@@ -1,4 +1,4 @@
-//! Orders as they stand in Kafka, and the same orders as rows.
+//! Orders as messages in Kafka, and the same orders as rows.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::testbed::TestBed;
 /// Rows of one statement.
 const ROWS: usize = 500;
 
-/// The rows of the ledger, by the same kind of statement and into the same columns, without a look at anything first.
+/// The rows of the ledger, by the same kind of statement and into the same columns, without any read before.
 const INSERT: &str = "
     INSERT INTO orders (id, sale_id, user_id, quantity, amount_cents, status, reason, pool, generation,
                         request_key, fingerprint, created_at, pay_before)
@@ -30,7 +30,7 @@ pub fn orders(sale: SaleId, count: u32) -> Vec<OrderMessage> {
     let seconds = u32::try_from(now.unix_timestamp()).unwrap_or(0);
     let accepted_ms = i64::try_from(now.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
     let order = |n: u64| OrderMessage {
-        // Spread as chance would spread them.
+        // Spread like random numbers.
         id: OrderId::mint(sale, seconds, n.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         sale,
         user: format!("buyer-{n}").parse().unwrap_or_else(|_| unreachable!("letters and digits")),

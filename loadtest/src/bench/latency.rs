@@ -103,12 +103,12 @@ async fn refused(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
         let early = if no_op_first { Some(side(refusals.no_op, 409).await?) } else { None };
         let before = refusals.testbed.answers().await?;
         let node = side(refusals.testbed.node, 409).await?;
-        let judged = refusals.testbed.answers().await?.only("sold_out", node.count() as u64, &before);
+        let checked = refusals.testbed.answers().await?.only("sold_out", node.count() as u64, &before);
         let no_op = match early {
             Some(early) => early,
             None => side(refusals.no_op, 409).await?,
         };
-        Ok(judged.and_then(|()| beside(&node, &no_op)))
+        Ok(checked.and_then(|()| beside(&node, &no_op)))
     };
     let taken = rounds::take("latency, refused", plan.rounds, round, show).await?;
     report.note_discarded("latency, refused", &taken);

@@ -101,7 +101,7 @@ impl Bench {
     pub async fn run(self) -> anyhow::Result<()> {
         match self.helper {
             Some(Helper::NoOp(no_op)) => return no_op.run().await,
-            Some(Helper::CannedAnswer(wall)) => return wall.run().await,
+            Some(Helper::CannedAnswer(server)) => return server.run().await,
             None => {}
         }
         // Ctrl-C must still stop the servers and remove their folder.

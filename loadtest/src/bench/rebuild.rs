@@ -72,8 +72,8 @@ async fn settle(testbed: &TestBed, sale: SaleId, sold: u32) -> anyhow::Result<()
     until("the outbox is empty", async || testbed.outbox(sale).await.is_ok_and(|left| left == 0)).await
 }
 
-/// Kills Redis and starts it again; milliseconds from then on to the next accepted purchase, and to the first answer of
-/// Redis. Discarded if a buyer was told anything but to come again; it sells again then as well.
+/// Kills Redis and starts it again. Milliseconds from then on to the next accepted purchase, and to the first answer of
+/// Redis. Discarded if a buyer got any other answer than 503 in between.
 async fn restart(testbed: &TestBed, sale: SaleId, asked: &mut usize) -> Measured<(f64, f64)> {
     let redis = testbed.cluster.sandbox.redis();
     redis.kill()?;

@@ -19,7 +19,7 @@ pub enum Goal {
         reach: f64,
         aim: f64,
     },
-    /// Shown beside the others, and not judged.
+    /// Shown without a goal.
     None,
 }
 
@@ -36,7 +36,7 @@ pub struct Figure {
     pub kind: Kind,
 }
 
-/// Where a figure stands in the report.
+/// The section of a figure in the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Of two sides of one round.
@@ -99,10 +99,10 @@ impl Report {
     /// The tables of `docs/performance.md`.
     pub fn markdown(&self) -> String {
         let mut text = String::new();
-        let judged = self.measured.iter().filter(|(figure, _)| figure.kind != Kind::Side);
+        let results = self.measured.iter().filter(|(figure, _)| figure.kind != Kind::Side);
         text.push_str("| part | figure | median | least | most | reach | aim | |\n");
         text.push_str("| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |\n");
-        for (figure, samples) in judged {
+        for (figure, samples) in results {
             let (reach, aim) = figure.goal.words();
             row(&mut text, figure, samples, &[&reach, &aim, figure.goal.verdict(samples)]);
         }

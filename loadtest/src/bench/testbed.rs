@@ -62,7 +62,7 @@ impl TestBed {
             Box::pin(Cluster::configured(&program, ClusterSpec { roles, ..ClusterSpec::standard(1) }, configure))
                 .await?;
         ensure!(cluster.redis_fsync() == "always", "Redis must be a private one, with appendfsync always");
-        ensure!(!cluster.broker_is_a_stand_in(), "Java and Apache Kafka are needed: run `make setup`");
+        ensure!(!cluster.broker_is_a_mock(), "Java and Apache Kafka are needed: run `make setup`");
         let tokens = Tokens::new(&cluster.settings.auth.jwt_secret)?;
         let client = Client::new(&cluster.urls, Limits::default())?;
         let stock = Stock::connect(&cluster.settings.redis)?;
@@ -189,7 +189,7 @@ impl Answers {
         Self(counts.collect())
     }
 
-    /// Discarded if, since `before`, the node gave fewer than `count` answers of this code, or any other one.
+    /// An error if, since `before`, the node gave fewer than `count` answers of this code, or any other one.
     pub fn only(&self, code: &str, count: u64, before: &Self) -> Result<(), Discarded> {
         for (given, total) in &self.0 {
             let more = total - before.0.get(given).unwrap_or(&0);

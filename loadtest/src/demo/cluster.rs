@@ -19,14 +19,14 @@ use seckill::outbox;
 /// How long a node may take to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The broker that a sandbox runs for want of Java or of Kafka.
-const STAND_IN: &str = "librdkafka-mock";
+/// The broker that a sandbox runs when Java or Kafka is missing.
+const MOCK_BROKER: &str = "librdkafka-mock";
 
 /// How the roles of the service are started.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub path: PathBuf,
-    /// What stands before the role on the command line.
+    /// The arguments before the role on the command line.
     pub leading_args: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub struct ClusterSpec {
     pub nodes: usize,
     /// The other roles, each named like itself.
     pub roles: &'static [&'static str],
-    /// The settings of a part, made from those of all. Called once for the cluster itself, as `cluster`.
+    /// Makes the settings of a part from those of all. Also called for the cluster's own connections, as `cluster`.
     pub tune: fn(&Sandbox, &str, Settings) -> Settings,
 }
 
@@ -58,14 +58,14 @@ impl ClusterSpec {
     }
 }
 
-/// One role of the service that runs, and what it takes to run it again.
+/// A running role of the service, and what is needed to restart it.
 struct Part {
     process: Process,
     role: String,
     settings: Settings,
 }
 
-/// Everything that runs. Dropping it stops it.
+/// The running servers and roles. Dropping it stops them.
 pub struct Cluster {
     // Before the sandbox: the roles end first, then the servers that they use.
     parts: Vec<Part>,
@@ -99,8 +99,8 @@ impl Cluster {
         let settings = (spec.tune)(&sandbox, "cluster", configure(sandbox.settings("demo").await?));
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(settings.orders.pay_within_s)).await?;
         ledger::migrate(ledger.pool()).await.context("the schema")?;
-        if sandbox.broker_kind() != STAND_IN {
-            // The stand-in takes no such orders; its topics came with the settings.
+        if sandbox.broker_kind() != MOCK_BROKER {
+            // The mock cannot create topics on request; its topics came with the settings.
             outbox::topics::ensure(&settings.kafka).await.context("the topics")?;
         }
         let mut cluster =
@@ -126,7 +126,7 @@ impl Cluster {
         self.start(name, role, self.settings.clone())
     }
 
-    /// Ends a part for good.
+    /// Kills a part and forgets it.
     ///
     /// # Errors
     /// When there is no such part.
@@ -155,8 +155,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// From now on, new orders are to be paid within this time. Those who write orders are started again for it, in good
-    /// order; returns when every node is ready.
+    /// Gives new orders this time to be paid. Restarts the roles that write orders gracefully, and returns when every node is
+    /// ready.
     ///
     /// # Errors
     /// When one of them does not end or does not come up.
@@ -181,7 +181,7 @@ impl Cluster {
         &self.program
     }
 
-    /// The process of a part: to be killed, paused and resumed.
+    /// The process of a part, which can be killed, paused and resumed.
     ///
     /// # Errors
     /// When there is no such part.
@@ -236,12 +236,12 @@ impl Cluster {
         self.sandbox.broker_kind()
     }
 
-    /// Whether it is not Kafka, for want of Java or of Kafka.
-    pub fn broker_is_a_stand_in(&self) -> bool {
-        self.broker() == STAND_IN
+    /// Whether it is the mock, because Java or Kafka is missing.
+    pub fn broker_is_a_mock(&self) -> bool {
+        self.broker() == MOCK_BROKER
     }
 
-    /// How Redis syncs its append-only file. A Redis that was there before is not asked.
+    /// How Redis syncs its append-only file; unknown for a Redis that ran before.
     pub fn redis_fsync(&self) -> &'static str {
         if self.sandbox.redis().pid().is_some() { "always" } else { "unknown" }
     }

@@ -1,8 +1,8 @@
-//! `loadtest demo`: a whole flash sale on one machine with nothing running beforehand, and the verdict on it.
+//! `loadtest demo`: a whole flash sale on one machine, and a check of every promise. Nothing has to run beforehand.
 //!
-//! Private servers come up in a temporary folder, the roles of the service run on them as processes of their own,
-//! buyers with addresses of their own come over real HTTP, and when things have settled every promise is checked.
-//! Succeeds only if no promise is broken.
+//! It starts private servers in a temporary folder and each role of the service in its own process. Buyers, each with an
+//! address of its own, purchase over real HTTP. Once everything has settled, the demo checks every promise. It succeeds
+//! only if all of them hold.
 
 mod cluster;
 
@@ -27,25 +27,25 @@ use drive::tokens::Tokens;
 use drive::virtual_users::Pacing;
 use seckill::config::Settings;
 
-/// How long a part that was killed by hand is away.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
+/// How often `--stay` checks the parts: one that was killed by hand is down for this long at most.
+const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
-/// A flash sale on this machine.
+/// Options of the demo.
 #[derive(Clone, Debug, Args)]
 pub struct Demo {
     /// Units on sale.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     stock: u32,
-    /// Buyers who come for them.
+    /// Buyers who want them.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     buyers: u32,
     /// HTTP nodes.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     nodes: u8,
-    /// Also writes the report as JSON to this file.
+    /// Also write the report as JSON to this file.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Keeps everything running afterwards, until Ctrl-C.
+    /// Keep everything running afterwards, until Ctrl-C.
     #[arg(long)]
     stay: bool,
 }
@@ -56,19 +56,19 @@ impl Demo {
     pub async fn run(self) -> anyhow::Result<()> {
         // Ctrl-C must still stop the servers and remove their folder, which is what dropping the cluster does.
         let (mut cluster, tokens, report) = tokio::select! {
-            played = self.play() => played?,
+            finished = self.sell() => finished?,
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),
         };
         if self.stay {
-            // Who buys by hand needs longer than the crowd.
+            // A person who buys by hand needs longer than the simulated buyers.
             cluster.pay_within(Duration::from_secs(15 * 60)).await?;
             stay(&mut cluster, &tokens).await?;
         }
-        ensure!(report.verdict == Verdict::Pass, "the demo did not keep its promises");
+        ensure!(report.verdict == Verdict::Pass, "the verdict is not pass");
         Ok(())
     }
 
-    async fn play(&self) -> anyhow::Result<(Cluster, Tokens, Report)> {
+    async fn sell(&self) -> anyhow::Result<(Cluster, Tokens, Report)> {
         say("loadtest demo: a whole flash sale on this machine\n")?;
         let began = Instant::now();
         let pay_within = time_to_pay(self.stock, self.buyers);
@@ -77,8 +77,8 @@ impl Demo {
             Cluster::configured(&Program::this()?, ClusterSpec::standard(self.nodes.into()), configure).await?;
         let (broker, seconds) = (cluster.broker(), began.elapsed().as_secs_f64());
         say(format_args!("  servers   Redis (appendfsync {}), PostgreSQL, {broker}", cluster.redis_fsync()))?;
-        if cluster.broker_is_a_stand_in() {
-            say("            no Java or no Kafka was found: the broker inside librdkafka stands in, in memory only")?;
+        if cluster.broker_is_a_mock() {
+            say("            Java or Kafka is missing: the in-memory mock broker of librdkafka runs instead")?;
         }
         say(format_args!("            up in {seconds:.1} s, in {}", cluster.sandbox.folder().display()))?;
         say(format_args!(
@@ -88,7 +88,7 @@ impl Demo {
         let post_purchase = Some(PostPurchase::paid_within(pay_within));
         let demand = Demand { buyers: self.buyers, post_purchase, ..Demand::default() };
         say(format_args!(
-            "  sale      {} units, {} buyers within {} s, to be paid within {} s",
+            "  sale      {} units, {} buyers within {} s; orders must be paid within {} s",
             self.stock,
             self.buyers,
             demand.window.as_secs(),
@@ -104,9 +104,9 @@ impl Demo {
     }
 }
 
-/// How long a crowd of so many buyers gets to pay for a stock of so many units: short, so that forgotten orders expire
-/// while one looks on, and long enough for all the others to pay on a small machine that is busy with the crowd. The
-/// newcomers of the demo come for four seconds: what is forgotten is left to those who come again.
+/// How long the buyers of a sale get to pay: short, so that unpaid orders expire while one watches, and long enough for
+/// the other buyers to pay on a small machine that is busy with the load. New buyers arrive for four seconds only, so
+/// the units of expired orders go to buyers who retry.
 pub fn time_to_pay(stock: u32, buyers: u32) -> Duration {
     Duration::from_secs(5 + (u64::from(stock) + u64::from(buyers)) / 2000)
 }
@@ -117,7 +117,7 @@ pub fn with_time_to_pay(mut settings: Settings, time: Duration) -> Settings {
     settings
 }
 
-/// Lets buyers loose on a cluster, and judges.
+/// Runs buyers against a cluster, and checks every promise.
 pub async fn rush(
     cluster: &Cluster,
     tokens: &Tokens,
@@ -153,9 +153,9 @@ pub fn say(text: impl std::fmt::Display) -> anyhow::Result<()> {
     Ok(writeln!(std::io::stdout().lock(), "{text}")?)
 }
 
-/// For whoever buys, operates or kills by hand, until Ctrl-C.
+/// Keeps the service up for a person who buys, operates or kills by hand, until Ctrl-C.
 async fn stay(cluster: &mut Cluster, tokens: &Tokens) -> anyhow::Result<()> {
-    say("\nStill serving; Ctrl-C ends it")?;
+    say("\nThe service keeps running; press Ctrl-C to stop it")?;
     for url in &cluster.urls {
         say(format_args!("  {url}/docs"))?;
     }
@@ -166,14 +166,14 @@ async fn stay(cluster: &mut Cluster, tokens: &Tokens) -> anyhow::Result<()> {
     say(format_args!("  an operator's token {}", tokens.sign(&"operator".parse()?, true)?))?;
     say(format_args!("  logs in             {}", cluster.sandbox.folder().display()))?;
     let mut stop = pin!(tokio::signal::ctrl_c());
-    let mut looks = tokio::time::interval(LOOK_EVERY);
+    let mut checks = tokio::time::interval(CHECK_INTERVAL);
     loop {
         tokio::select! {
             stopped = &mut stop => return stopped.context("waiting for Ctrl-C"),
-            _ = looks.tick() => for name in cluster.names() {
+            _ = checks.tick() => for name in cluster.names() {
                 if let Some(status) = cluster.part(&name)?.exit_status() {
                     cluster.restart(&name)?;
-                    say(format_args!("  {name} has ended ({status}); again as process {}", cluster.part(&name)?.pid()))?;
+                    say(format_args!("  {name} has ended ({status}); restarted as process {}", cluster.part(&name)?.pid()))?;
                 }
             }
         }

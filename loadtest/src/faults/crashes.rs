@@ -1,8 +1,8 @@
-//! A role that dies at an exact point: between two effects, where a crash tells most.
+//! A role that crashes at an exact point: between two effects, where a crash is most dangerous.
 //!
-//! A process is known from outside by what it has done to the stores, so a crash is defined by the request it was at:
-//! either the server never got it, or it did it and nobody learned of it. The connection is held at that request, the
-//! process gets `kill -9`, and starts again.
+//! From outside, only the requests of a process to the stores are visible. So a crash is defined by a request: either the
+//! server never got it, or it executed it and the response was lost. The proxy pauses the connection at that request, the
+//! process gets `kill -9`, and is started again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,13 +40,13 @@ const EXPIRE: Spot = Spot::CommitOf("SET status = 'expired'");
 const LONG: SaleSpec = SaleSpec { buyers: 1_800, window: Duration::from_secs(12), ..SaleSpec::WITH_RESERVE };
 
 macro_rules! points {
-    ($($name:literal, $about:literal, $part:literal, $way:ident, $spot:expr, $moment:ident, $provoke:ident, $sale:expr, $quick:literal;)*) => {
+    ($($name:literal, $about:literal, $part:literal, $route:ident, $spot:expr, $moment:ident, $provoke:ident, $sale:expr, $quick:literal;)*) => {
         pub const FAULTS: &[Fault] = &[$(
             Fault {
                 quick: $quick,
                 sale: $sale,
                 ..Fault::new($name, $about, |testbed, round| {
-                    let point = Point { part: $part, way: Way::$way, spot: $spot, moment: $moment };
+                    let point = Point { part: $part, route: Route::$route, spot: $spot, moment: $moment };
                     Box::pin(crash(testbed, round, point, |g, r| Box::pin($provoke(g, r))))
                 })
             },
@@ -57,7 +57,7 @@ macro_rules! points {
 points! {
     "serve-crash-before-the-script", "a node dies with purchases that Redis never got",
         "node-1", Redis, PURCHASE, Before, nothing, SaleSpec::USUAL, false;
-    "serve-crash-after-the-script", "a node dies with purchases that Redis has taken and nobody was told of",
+    "serve-crash-after-the-script", "a node dies with purchases that Redis accepted and nobody got an answer for",
         "node-1", Redis, PURCHASE, After, nothing, SaleSpec::USUAL, true;
     "serve-crash-between-closing-and-release", "a node dies when an order is cancelled in the ledger and not in Redis",
         "node-1", Redis, RELEASE, Before, cancel, SaleSpec::PLENTY, false;
@@ -65,73 +65,73 @@ points! {
         "node-1", Redis, STOCK, Before, add_stock, SaleSpec::USUAL, false;
     "relay-crash-with-orders-read", "the relay dies with orders that it has read and not published",
         "relay", Redis, READ, After, nothing, SaleSpec::USUAL, false;
-    "relay-crash-with-orders-published", "the relay dies with orders that are published and stand in the outbox",
+    "relay-crash-with-orders-published", "the relay dies with orders that are published and still in the outbox",
         "relay", Redis, ACK, Before, nothing, SaleSpec::USUAL, false;
-    "relay-crash-after-the-removal", "the relay dies when the outbox has let go of what it published",
+    "relay-crash-after-the-removal", "the relay dies after the outbox has removed what it published",
         "relay", Redis, ACK, After, nothing, SaleSpec::USUAL, false;
     "consumer-crash-before-the-rows", "the consumer dies with orders that it has read and not written",
         "consume", Postgres, WRITE, Before, nothing, SaleSpec::USUAL, false;
     "consumer-crash-before-the-offsets", "the consumer dies with rows written and offsets not committed",
         "consume", Postgres, WRITE, After, nothing, SaleSpec::USUAL, true;
-    "auditor-crash-after-the-freeze", "the auditor dies when nobody may sell any more",
-        "reconcile", Side, FREEZE, After, restart_redis, SaleSpec::USUAL, false;
+    "auditor-crash-after-the-freeze", "the auditor dies after it has frozen the sale",
+        "reconcile", SecondRedis, FREEZE, After, restart_redis, SaleSpec::USUAL, false;
     "auditor-crash-before-the-generation", "the auditor dies when it is about to raise the generation",
         "reconcile", Postgres, RAISE, Before, restart_redis, SaleSpec::USUAL, false;
     "auditor-crash-between-generation-and-warm", "the auditor dies with a generation that Redis does not know",
-        "reconcile", Side, WARM, Before, restart_redis, SaleSpec::USUAL, true;
-    "auditor-crash-after-the-warm", "the auditor dies when the sale sells again, and it holds the lock",
-        "reconcile", Side, WARM, After, restart_redis, SaleSpec::USUAL, false;
+        "reconcile", SecondRedis, WARM, Before, restart_redis, SaleSpec::USUAL, true;
+    "auditor-crash-after-the-warm", "the auditor dies when the sale sells again, while it still holds the lock",
+        "reconcile", SecondRedis, WARM, After, restart_redis, SaleSpec::USUAL, false;
     "auditor-crash-before-the-expiry", "the auditor dies when it is about to close overdue orders",
         "reconcile", Postgres, EXPIRE, Before, make_overdue, SaleSpec::PLENTY, false;
     "auditor-crash-between-expiry-and-release", "the auditor dies when orders are closed in the ledger and not in Redis",
-        "reconcile", Side, RELEASE, Before, make_overdue, SaleSpec::PLENTY, false;
-    "auditor-crash-between-move-and-total", "the auditor dies when the reserve has moved in the ledger and not in Redis",
-        "reconcile", Side, STOCK, Before, nothing, LONG, false;
+        "reconcile", SecondRedis, RELEASE, Before, make_overdue, SaleSpec::PLENTY, false;
+    "auditor-crash-between-move-and-total", "the auditor dies when the reserve is released in the ledger and not in Redis",
+        "reconcile", SecondRedis, STOCK, Before, nothing, LONG, false;
 }
 
-/// Where a role dies.
+/// Where a role crashes.
 struct Point {
     part: &'static str,
-    way: Way,
+    route: Route,
     spot: Spot,
     moment: Moment,
 }
 
-/// Which of the ways to the servers the role takes there.
+/// The connection on which the request comes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Route {
     Redis,
-    /// The auditor's way to Redis.
-    Side,
+    /// The auditor's own proxy to Redis.
+    SecondRedis,
     Postgres,
 }
 
-impl Way {
+impl Route {
     fn proxy(self, sandbox: &Sandbox) -> anyhow::Result<&Proxy> {
         match self {
             Self::Redis => sandbox.redis().proxy(),
-            Self::Side => sandbox.redis().second_proxy(),
+            Self::SecondRedis => sandbox.redis().second_proxy(),
             Self::Postgres => sandbox.postgres().proxy(),
         }
     }
 }
 
-/// What brings a role to its point; nothing, where it gets there by itself. What is left to be waited for is answered.
+/// Makes a role reach its point, or does nothing where it gets there by itself. Returns a task that has to be awaited.
 type Provoke =
     for<'a> fn(&'a TestBed, &'a Round) -> std::pin::Pin<Box<dyn Future<Output = anyhow::Result<Pending>> + 'a>>;
 type Pending = Option<JoinHandle<()>>;
 
-/// Holds the next connection that comes to the spot.
+/// Pauses the next connection that reaches the point.
 pub async fn hold(
     testbed: &TestBed,
     round: &Round,
-    (way, spot, moment): (Way, Spot, Moment),
+    (route, spot, moment): (Route, Spot, Moment),
     provoke: Provoke,
 ) -> anyhow::Result<(Held, Pending)> {
-    let proxy = way.proxy(testbed.sandbox())?;
+    let proxy = route.proxy(testbed.sandbox())?;
     let set = proxy.trap(spot, moment);
-    if way == Way::Postgres {
-        // Statements are prepared once for each connection, and only then is their text said.
+    if route == Route::Postgres {
+        // A statement's text is only sent when it is prepared, once for each connection.
         proxy.cut().await;
         proxy.heal().await;
     }
@@ -140,7 +140,7 @@ pub async fn hold(
 }
 
 async fn crash(testbed: &mut TestBed, round: &Round, point: Point, provoke: Provoke) -> anyhow::Result<Figures> {
-    let (held, pending) = hold(testbed, round, (point.way, point.spot, point.moment), provoke).await?;
+    let (held, pending) = hold(testbed, round, (point.route, point.spot, point.moment), provoke).await?;
     testbed.cluster.part(point.part)?.kill()?;
     drop(held);
     let begun = Instant::now();
@@ -153,7 +153,7 @@ async fn crash(testbed: &mut TestBed, round: &Round, point: Point, provoke: Prov
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(begun.elapsed()))]))
 }
 
-#[allow(clippy::unused_async, reason = "as the other provocations")]
+#[allow(clippy::unused_async, reason = "same type as the other functions that provoke a crash")]
 async fn nothing(_: &TestBed, _: &Round) -> anyhow::Result<Pending> {
     Ok(None)
 }
@@ -170,16 +170,16 @@ async fn make_overdue(testbed: &TestBed, round: &Round) -> anyhow::Result<Pendin
     Ok(None)
 }
 
-/// A buyer asks the node that is going to die to cancel, and gets no answer.
+/// A buyer asks the node that is going to crash to cancel, and gets no answer.
 async fn cancel(testbed: &TestBed, round: &Round) -> anyhow::Result<Pending> {
-    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger has no such sale")?;
     let order = ledger.orders.iter().find(|order| order.status == OrderStatus::Created).context("no order yet")?;
     let caller = Caller { authorization: Some(testbed.tokens.header(&order.user, false)?), ..Caller::default() };
     let path: Uri = format!("/api/v1/orders/{}/cancel", order.id).parse()?;
     Ok(Some(ask_the_node(testbed, path, caller, Bytes::new())))
 }
 
-/// The operator asks the node that is going to die for more stock, and gets no answer.
+/// The operator asks the node that is going to crash for more stock, and gets no answer.
 async fn add_stock(testbed: &TestBed, round: &Round) -> anyhow::Result<Pending> {
     let path: Uri = format!("/admin/v1/sales/{}/stock", round.sale).parse()?;
     let operator = Caller {
@@ -193,7 +193,7 @@ async fn add_stock(testbed: &TestBed, round: &Round) -> anyhow::Result<Pending> 
 fn ask_the_node(testbed: &TestBed, path: Uri, caller: Caller, body: Bytes) -> JoinHandle<()> {
     let client = Arc::clone(&testbed.client);
     tokio::spawn(async move {
-        // It dies before it answers.
+        // The node crashes before it answers.
         let _ = client.send(1, Method::POST, &path, &caller, body).await;
     })
 }

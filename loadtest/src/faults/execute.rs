@@ -16,9 +16,9 @@ use crate::report::FaultResult;
 
 /// How long the auditor may take to repair what a fault left behind: its grace, and some rounds.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(30);
-/// How long a loss that is excused is given to turn out to be none: the auditor's grace, and some rounds.
+/// How long an excused loss may take to turn out to be no loss: the auditor's grace, and some rounds.
 const EXCUSED_AFTER: Duration = Duration::from_secs(6);
-/// The figure by which a fault says how many orders only Redis knew when it lost its data.
+/// The figure that counts the orders that only Redis knew when it lost its data.
 pub const AT_RISK: &str = "known_to_redis_alone";
 
 /// Runs a fault. An error on the way fails the fault, not the drill.
@@ -90,12 +90,12 @@ async fn evaluate(result: &FaultResult, evaluation: &Evaluation<'_, drive::store
             report.add_checks([]);
             report
         });
-        let patience = match &report {
+        let timeout = match &report {
             Ok(report) if report.verdict == Verdict::Pass => return Ok(report.clone()),
             Ok(report) if report.settled && unexcused(result, report).next().is_none() => EXCUSED_AFTER,
             _ => REPAIRED_WITHIN,
         };
-        if begun.elapsed() > patience {
+        if begun.elapsed() > timeout {
             return report;
         }
         sleep(Duration::from_millis(300)).await;

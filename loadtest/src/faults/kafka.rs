@@ -1,4 +1,4 @@
-//! A Kafka that is away, hangs for longer than a delivery may take, restarts, or loses its topic.
+//! Kafka is down, hangs past the delivery timeout, restarts, or loses its topic.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::testbed::TestBed;
 use super::topic;
 
 pub const FAULTS: &[Fault] = &[
-    Fault::new("kafka-down", "kill -9 of Kafka, away for 3 s", |g, r| Box::pin(down(g, r))),
+    Fault::new("kafka-down", "kill -9 of Kafka, down for 3 s", |g, r| Box::pin(down(g, r))),
     Fault::new(
         "kafka-paused-past-delivery-timeout",
         "Kafka answers nothing for longer than a delivery may take",
@@ -21,7 +21,7 @@ pub const FAULTS: &[Fault] = &[
     Fault::new("kafka-cut", "every connection to Kafka breaks, and none can be made for 2 s", |g, r| {
         Box::pin(cut(g, r))
     }),
-    Fault::new("kafka-topic-recreated", "the topic is deleted with all its orders, and made anew", |g, r| {
+    Fault::new("kafka-topic-recreated", "the topic is deleted with all its orders, and created again", |g, r| {
         Box::pin(topic_recreated(g, r))
     })
     .with(SaleSpec { stock: 1_200, buyers: 2_000, window: Duration::from_secs(20), ..SaleSpec::USUAL }),
@@ -63,15 +63,14 @@ async fn cut(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
-/// The roles run on and learn of it as it happens: the topic is gone, and then another one of the same name is there.
-/// Kafka was restarted before, so that the leaders of the new topic count from below those of the old one: that is what
-/// makes a client of the old one blind.
+/// The roles keep running while the topic is deleted and created again under the same name. Kafka restarts first, so that
+/// the leader epochs of the new topic start below those of the old one: this leaves a client with stale metadata.
 async fn topic_recreated(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     restarted(testbed, round).await?;
     round.until_sold(50).await?;
     let kafka = &testbed.cluster.settings.kafka;
     topic::delete(kafka, &kafka.topic).await?;
-    until("the topic can be made again", async || {
+    until("the topic can be created again", async || {
         seckill::outbox::topics::ensure(kafka).await.is_ok() && topic::exists(kafka, &kafka.topic).await
     })
     .await?;

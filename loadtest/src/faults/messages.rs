@@ -1,4 +1,4 @@
-//! Messages that come twice, in the wrong order, from an older life of the sale, or make no sense.
+//! Messages that arrive twice, in the wrong order, from an older generation of the sale, or that cannot be decoded.
 
 use anyhow::{Context, ensure};
 use redis::AsyncCommands;
@@ -21,7 +21,7 @@ pub const FAULTS: &[Fault] = &[
     }),
     Fault::new("message-garbage", "bytes that are no order come between the orders", |g, r| Box::pin(garbage(g, r))),
     Fault::new(
-        "dead-letters-of-an-older-generation-replayed",
+        "dead-messages-of-an-older-generation-replayed",
         "orders that Redis forgot are replayed after the rebuild",
         |g, r| Box::pin(older_generation(g, r)),
     )
@@ -46,7 +46,7 @@ async fn twice(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> 
 }
 
 /// What an outbox holds, newest first, as the relay would send it.
-fn letters_of(waiting: StreamRangeReply, sale: SaleId) -> anyhow::Result<Vec<Sent>> {
+fn messages_in(waiting: StreamRangeReply, sale: SaleId) -> anyhow::Result<Vec<Sent>> {
     let mut messages = Vec::new();
     for entry in waiting.ids.into_iter().rev() {
         let field = |name: &str| entry.get::<String>(name);
@@ -60,16 +60,16 @@ fn letters_of(waiting: StreamRangeReply, sale: SaleId) -> anyhow::Result<Vec<Sen
         // Not the buyer's key: the order of one buyer may come over any partition.
         messages.push((order.into_bytes(), payload.to_string().into_bytes()));
     }
-    ensure!(messages.iter().all(|(_, payload)| decode(payload).is_ok()), "the drill's own messages make no sense");
+    ensure!(messages.iter().all(|(_, payload)| decode(payload).is_ok()), "the drill's own messages cannot be decoded");
     Ok(messages)
 }
 
-/// While the relay stands still, what waits for it is sent by us, backwards; then it sends the same.
+/// While the relay is paused, the drill sends the waiting orders backwards; then the relay sends the same ones.
 async fn out_of_order(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     testbed.cluster.part("relay")?.pause()?;
     round.until_sold(50).await?;
     let waiting = testbed.redis().await?.xrange_all(keys::outbox(round.sale)).await?;
-    let messages = letters_of(waiting, round.sale)?;
+    let messages = messages_in(waiting, round.sale)?;
     let count = topic::write(&testbed.cluster.settings.kafka, messages).await?;
     testbed.cluster.part("relay")?.resume()?;
     Ok(sent(count))
@@ -81,7 +81,7 @@ async fn garbage(testbed: &mut TestBed, _: &Round) -> anyhow::Result<Figures> {
     let odd: [&[u8]; 6] = [b"", b"{", b"\xff\xfe", b"{\"v\":99}", b"{\"v\":1,\"order_id\":\"x\"}", &[b'['; 10_000]];
     let messages = odd.iter().cycle().take(30).map(|payload| (b"nobody".to_vec(), payload.to_vec()));
     let count = topic::write(kafka, messages).await?;
-    until("every bit of it is a dead letter", async || {
+    until("every one of them is a dead letter", async || {
         let dead = topic::read(kafka, &kafka.dead_letter_topic).await;
         dead.is_ok_and(|dead| dead.len() as u64 >= before as u64 + count)
     })
@@ -89,16 +89,16 @@ async fn garbage(testbed: &mut TestBed, _: &Round) -> anyhow::Result<Figures> {
     Ok(sent(count))
 }
 
-/// Orders were put aside, Redis forgot them, the sale was rebuilt without them, and then they are replayed: each
-/// becomes a row that says so, and takes no unit. What had its row already is replayed, too.
+/// Orders were held back, Redis lost them, the sale was rebuilt without them, and then they are replayed: each becomes a
+/// rejected row and takes no unit. Orders that already have a row are replayed, too.
 async fn older_generation(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     testbed.cluster.part("relay")?.pause()?;
     round.until_sold(50).await?;
     let lost = forget(testbed, round.sale).await?;
     let mut figures = lost.until_rebuilt(testbed, round).await?;
-    let mut letters = letters_of(lost.waiting, round.sale)?;
-    letters.extend(messages_of(testbed, round.sale).await?);
-    let count = topic::write(&testbed.cluster.settings.kafka, letters).await?;
+    let mut messages = messages_in(lost.waiting, round.sale)?;
+    messages.extend(messages_of(testbed, round.sale).await?);
+    let count = topic::write(&testbed.cluster.settings.kafka, messages).await?;
     testbed.cluster.part("relay")?.resume()?;
     figures.append(&mut sent(count));
     Ok(figures)

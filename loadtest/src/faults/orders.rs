@@ -1,4 +1,4 @@
-//! Orders that are paid, cancelled and overdue at once, and stock that is added over a line that breaks.
+//! Orders that are paid, cancelled and overdue at the same time, and added stock whose response is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub async fn rush_expiry(testbed: &TestBed, round: &Round, within_ms: i32) -> an
     let soon = "UPDATE orders SET pay_before = clock_timestamp() + random() * $2 * interval '1 millisecond'
         WHERE sale_id = $1 AND status = 'created'";
     sqlx::query(soon).bind(round.sale.get()).bind(within_ms).execute(testbed.ledger.pool()).await?;
-    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger has no such sale")?;
     Ok(ledger.orders.into_iter().filter(|order| order.status == OrderStatus::Created).collect())
 }
 
@@ -49,8 +49,8 @@ fn caller(testbed: &TestBed, user: &UserId) -> anyhow::Result<Caller> {
     Ok(Caller { authorization: Some(testbed.tokens.header(user, false)?), ..Caller::default() })
 }
 
-/// Asks for the same move of many orders at once, and counts those that were granted.
-pub async fn moved(testbed: &TestBed, orders: &[OrderFact], what: &str) -> anyhow::Result<Vec<OrderFact>> {
+/// Requests the same transition of many orders at once, and returns those for which it succeeded.
+pub async fn transition(testbed: &TestBed, orders: &[OrderFact], what: &str) -> anyhow::Result<Vec<OrderFact>> {
     let mut asked = JoinSet::new();
     for (node, order) in orders.iter().enumerate() {
         let (client, caller, order) = (Arc::clone(&testbed.client), caller(testbed, &order.user)?, order.clone());
@@ -63,22 +63,26 @@ pub async fn moved(testbed: &TestBed, orders: &[OrderFact], what: &str) -> anyho
     Ok(asked.join_all().await.into_iter().flatten().collect())
 }
 
-/// Who was told that the order is paid holds a paid order, now and later.
+/// A buyer whose payment was confirmed holds a paid order, now and later.
 async fn pay_against_expiry(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let (mut paid, mut tried) = (Vec::new(), 0);
     while tried < ENCOUNTERS {
-        // For as long as there are buyers; where they run out, fewer have met than should.
+        // Works while there are buyers; without them this times out.
         round.until_sold(50).await?;
         let open = rush_expiry(testbed, round, 800).await?;
         tried += open.len();
         sleep(Duration::from_millis(150)).await;
-        paid.append(&mut moved(testbed, &open, "pay").await?);
+        paid.append(&mut transition(testbed, &open, "pay").await?);
         sleep(BETWEEN).await;
     }
-    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
-    for told in &paid {
-        let row = ledger.orders.iter().find(|order| order.id == told.id);
-        ensure!(row.is_some_and(|row| row.status == OrderStatus::Paid), "order {} was paid, and is {row:?}", told.id);
+    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger has no such sale")?;
+    for confirmed in &paid {
+        let row = ledger.orders.iter().find(|order| order.id == confirmed.id);
+        ensure!(
+            row.is_some_and(|row| row.status == OrderStatus::Paid),
+            "order {} was paid, and is {row:?}",
+            confirmed.id
+        );
     }
     let expired = ledger.orders.iter().filter(|order| order.status == OrderStatus::Expired).count();
     Ok(Figures::from_iter([
@@ -92,7 +96,7 @@ async fn cancel_and_expire(testbed: &mut TestBed, round: &Round) -> anyhow::Resu
     let mut cancelled = 0;
     for _ in 0..4 {
         let open = rush_expiry(testbed, round, 400).await?;
-        cancelled += moved(testbed, &open, "cancel").await?.len();
+        cancelled += transition(testbed, &open, "cancel").await?.len();
         sleep(BETWEEN).await;
     }
     Ok(Figures::from_iter([("cancelled".to_owned(), cancelled.into())]))
@@ -101,7 +105,7 @@ async fn cancel_and_expire(testbed: &mut TestBed, round: &Round) -> anyhow::Resu
 async fn added_stock(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     const UNITS: i64 = 40;
     let path: Uri = format!("/admin/v1/sales/{}/stock", round.sale).parse()?;
-    let before = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.total;
+    let before = testbed.ledger.view(round.sale).await?.context("the ledger has no such sale")?.total;
     let impatient =
         Client::new(&testbed.cluster.urls, Limits { response: Duration::from_millis(1), ..Limits::default() })?;
     let operator = Caller {
@@ -119,7 +123,7 @@ async fn added_stock(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Fig
         let reply = testbed.client.send(node, Method::POST, &path, &operator, body.clone()).await?;
         ensure!(reply.status == 200, "adding stock: {} {}", reply.status, String::from_utf8_lossy(&reply.body));
     }
-    let after = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.total;
+    let after = testbed.ledger.view(round.sale).await?.context("the ledger has no such sale")?.total;
     ensure!(after == before + UNITS, "{UNITS} units were added to {before}, and there are {after}");
     Ok(Figures::from_iter([("answers_lost".to_owned(), lost.into()), ("added".to_owned(), UNITS.into())]))
 }

@@ -1,4 +1,4 @@
-//! A PostgreSQL that is away, hangs, is slow, cuts its connections, refuses what it need not, or comes back older.
+//! PostgreSQL is down, hangs, is slow, drops connections, fails to serialize, or comes back from an older copy.
 
 use std::fs;
 use std::process::Command;
@@ -9,23 +9,23 @@ use seckill::domain::{OrderStatus, Pool};
 use tokio::time::sleep;
 
 use super::fault::{Fault, Figures};
-use super::orders::{moved, rush_expiry};
+use super::orders::{rush_expiry, transition};
 use super::redis::crash_and_return;
 use super::repair::remove_triggers;
 use super::round::{Round, SaleSpec, ms, until};
 use super::testbed::TestBed;
 
-/// How long PostgreSQL is away where being away is the fault.
-const AWAY: Duration = Duration::from_secs(2);
+/// How long PostgreSQL is down where that is the fault.
+const DOWN_TIME: Duration = Duration::from_secs(2);
 
 pub const FAULTS: &[Fault] = &[
-    Fault::new("postgres-down", "kill -9 of PostgreSQL, away for 2 s", |g, r| Box::pin(down(g, r))).quick(),
+    Fault::new("postgres-down", "kill -9 of PostgreSQL, down for 2 s", |g, r| Box::pin(down(g, r))).quick(),
     Fault::new("postgres-paused", "PostgreSQL answers nothing for 2 s", |g, r| Box::pin(paused(g, r))),
     Fault::new("postgres-slow", "PostgreSQL hangs for 300 ms, again and again", |g, r| Box::pin(slow(g, r))),
     Fault::new("postgres-connection-cut", "every connection to PostgreSQL breaks, three times", |g, r| {
         Box::pin(cut(g, r))
     }),
-    Fault::new("postgres-replies-dropped", "PostgreSQL commits for 1 s, and nobody learns of it", |g, r| {
+    Fault::new("postgres-replies-dropped", "PostgreSQL commits for 1 s, and its responses are lost", |g, r| {
         Box::pin(replies_dropped(g, r))
     }),
     Fault::new(
@@ -42,8 +42,8 @@ pub const FAULTS: &[Fault] = &[
     .with(SaleSpec { stock: 1_500, buyers: 2_400, window: Duration::from_secs(12), ..SaleSpec::USUAL }),
 ];
 
-/// Own triggers refuse, as the service asks for a level at which PostgreSQL itself rarely would. The sequences count
-/// what is rolled back, too.
+/// Triggers of the drill raise the error, since PostgreSQL itself rarely does at the service's isolation level. The
+/// sequences also count what is rolled back.
 const REFUSE: &str = "
     CREATE SEQUENCE drill_before;
     CREATE SEQUENCE drill_after;
@@ -58,7 +58,7 @@ const REFUSE: &str = "
         FOR EACH ROW EXECUTE FUNCTION drill_refuse();";
 const COUNT: &str = "SELECT a.last_value / 3, b.last_value / 3 FROM drill_before a, drill_after b";
 
-/// What was accepted while the ledger was away: Redis sells on without it.
+/// Purchases accepted while the ledger was down: Redis sells on without it.
 fn meanwhile(round: &Round, before: u64) -> Figures {
     Figures::from_iter([("accepted_meanwhile".to_owned(), (round.accepted() - before).into())])
 }
@@ -66,7 +66,7 @@ fn meanwhile(round: &Round, before: u64) -> Figures {
 async fn down(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let before = round.accepted();
     testbed.sandbox().postgres().kill()?;
-    sleep(AWAY).await;
+    sleep(DOWN_TIME).await;
     let figures = meanwhile(round, before);
     testbed.sandbox().postgres().restart().await?;
     Ok(figures)
@@ -75,7 +75,7 @@ async fn down(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
 async fn paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let before = round.accepted();
     testbed.sandbox().postgres().pause()?;
-    sleep(AWAY).await;
+    sleep(DOWN_TIME).await;
     testbed.sandbox().postgres().resume()?;
     Ok(meanwhile(round, before))
 }
@@ -120,7 +120,7 @@ async fn serialization_failures(testbed: &mut TestBed, round: &Round) -> anyhow:
     let counted = sqlx::query_as::<_, (i64, i64)>(COUNT).fetch_one(testbed.ledger.pool()).await;
     remove_triggers(&testbed.ledger).await?;
     let (cancelled, (at_once, at_commit)) = (cancelled?, counted?);
-    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?;
+    let ledger = testbed.ledger.view(round.sale).await?.context("the ledger has no such sale")?;
     let out_of_the_reserve = ledger.orders.iter().filter(|order| order.pool == Pool::Reserve).count();
     let expired = ledger.orders.iter().filter(|order| order.status == OrderStatus::Expired).count();
     let figures = [
@@ -142,15 +142,15 @@ async fn everybody_writes(testbed: &TestBed, round: &Round) -> anyhow::Result<us
         proxy.cut().await;
         round.until_sold(50).await?;
         let open = rush_expiry(testbed, round, 400).await?;
-        cancelled += moved(testbed, &open, "cancel").await?.len();
+        cancelled += transition(testbed, &open, "cancel").await?.len();
         proxy.heal().await;
         round.until_sold(50).await?;
     }
     Ok(cancelled)
 }
 
-/// The rows that are gone come back from the claims in Redis, and what is still in Kafka is of a life that the ledger
-/// has not heard of.
+/// The lost rows come back from the claims in Redis, and the messages in Kafka are of a generation that the restored ledger
+/// does not know.
 async fn restored(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let data = testbed.sandbox().postgres().data()?.to_owned();
     let (older, newer) = (data.with_extension("as-it-was"), data.with_extension("to-be-lost"));
@@ -180,5 +180,5 @@ async fn restored(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figure
 }
 
 async fn rows(testbed: &TestBed, round: &Round) -> anyhow::Result<usize> {
-    Ok(testbed.ledger.view(round.sale).await?.context("the ledger forgot the sale")?.orders.len())
+    Ok(testbed.ledger.view(round.sale).await?.context("the ledger has no such sale")?.orders.len())
 }

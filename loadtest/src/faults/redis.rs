@@ -1,4 +1,4 @@
-//! A Redis that dies, stops, forgets, answers nobody, or comes back as it was some time ago.
+//! Redis crashes, hangs, loses its data, or comes back from an older copy.
 
 use std::fs;
 use std::path::Path;
@@ -16,29 +16,33 @@ use super::fault::{Fault, Figures};
 use super::round::{Round, SaleSpec, ms, until};
 use super::testbed::TestBed;
 
-/// How long Redis is away where being away is the fault.
-const AWAY: Duration = Duration::from_secs(2);
+/// How long Redis is unavailable where that is the fault.
+const DOWN_TIME: Duration = Duration::from_secs(2);
 /// The most that `everysec` leaves unsynced.
 const UNSYNCED: Duration = Duration::from_secs(2);
 
 pub const FAULTS: &[Fault] = &[
-    Fault::new("redis-kill-restart", "kill -9 of Redis, and it comes back from its file", |g, r| {
+    Fault::new("redis-kill-restart", "kill -9 of Redis, which restarts from its append-only file", |g, r| {
         Box::pin(crash_and_return(g, r))
     })
     .quick(),
     Fault::new("redis-pause", "Redis accepts connections and answers nothing for 2 s", |g, r| Box::pin(pause(g, r))),
-    Fault::new("redis-replies-dropped", "Redis acts for 2 s and one node and the relay never learn of it", |g, r| {
-        Box::pin(replies_dropped(g, r))
-    }),
-    Fault::new("redis-script-flush", "the scripts are forgotten in mid-sale, five times", |g, r| {
+    Fault::new(
+        "redis-replies-dropped",
+        "for 2 s Redis executes commands and its responses to one node and the relay are lost",
+        |g, r| Box::pin(replies_dropped(g, r)),
+    ),
+    Fault::new("redis-script-flush", "Redis forgets its scripts during the sale, five times", |g, r| {
         Box::pin(script_flush(g, r))
     }),
-    Fault::new("redis-empty-restart", "Redis comes back with nothing", |g, r| Box::pin(empty_restart(g, r)))
+    Fault::new("redis-empty-restart", "Redis restarts without any data", |g, r| Box::pin(empty_restart(g, r)))
         .loses_data(),
-    Fault::new("redis-flushall-same-process", "Redis forgets everything and goes on", |g, r| Box::pin(flushall(g, r)))
-        .loses_data()
-        .quick(),
-    Fault::new("redis-stale-replica", "Redis comes back as it was 100 purchases ago", |g, r| {
+    Fault::new("redis-flushall-same-process", "Redis loses all data and keeps running", |g, r| {
+        Box::pin(flushall(g, r))
+    })
+    .loses_data()
+    .quick(),
+    Fault::new("redis-stale-replica", "Redis restarts with its data of 100 purchases ago", |g, r| {
         Box::pin(stale_replica(g, r))
     })
     .loses_data(),
@@ -50,7 +54,7 @@ pub const FAULTS: &[Fault] = &[
     .loses_data(),
     Fault::new(
         "relay-stopped-across-a-rebuild",
-        "the relay stops with orders in hand, Redis forgets, the relay goes on",
+        "the relay pauses with orders that it has read, Redis loses all data, the relay resumes",
         |g, r| Box::pin(relay_stopped(g, r)),
     )
     .loses_data(),
@@ -86,7 +90,7 @@ async fn until_rebuilt(testbed: &TestBed, round: &Round, before: i64, since: Ins
 
 async fn pause(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     testbed.sandbox().redis().pause()?;
-    sleep(AWAY).await;
+    sleep(DOWN_TIME).await;
     testbed.sandbox().redis().resume()?;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(round.until_sold(5).await?))]))
 }
@@ -94,7 +98,7 @@ async fn pause(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> 
 async fn replies_dropped(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let proxy = testbed.sandbox().redis().proxy()?;
     proxy.drop_replies().await;
-    sleep(AWAY).await;
+    sleep(DOWN_TIME).await;
     proxy.heal().await;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(round.until_sold(5).await?))]))
 }
@@ -108,7 +112,7 @@ async fn script_flush(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Fi
     Ok(Figures::new())
 }
 
-/// What a loss took with it.
+/// What a loss of data took with it.
 pub struct Lost {
     /// The generation that it ended.
     pub generation: i64,
@@ -207,7 +211,7 @@ async fn relay_stopped(testbed: &mut TestBed, round: &Round) -> anyhow::Result<F
     testbed.cluster.part("relay")?.pause()?;
     round.until_sold(50).await?;
     let figures = forget(testbed, round.sale).await?.until_rebuilt(testbed, round).await?;
-    // Now it sends what it had in hand, which is of a life that is over.
+    // Now it sends the orders that it had read, which are of an old generation.
     testbed.cluster.part("relay")?.resume()?;
     round.until_sold(20).await?;
     Ok(figures)
@@ -217,8 +221,8 @@ async fn node_cut_off(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Fi
     let proxy = testbed.sandbox().redis().proxy()?;
     proxy.cut().await;
     let selling = round.until_sold(50).await?;
-    sleep(AWAY).await;
-    let row = testbed.ledger.stock(round.sale).await?.context("the ledger forgot the sale")?;
+    sleep(DOWN_TIME).await;
+    let row = testbed.ledger.stock(round.sale).await?.context("the ledger has no such sale")?;
     proxy.heal().await;
     Ok(Figures::from_iter([
         ("50_sold_in_ms".to_owned(), ms(selling)),

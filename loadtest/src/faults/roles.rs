@@ -1,4 +1,4 @@
-//! Roles of the service that die, stop in their tracks, or come in numbers.
+//! Roles of the service that are killed, paused, or run several times.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::time::sleep;
 
-use super::crashes::{WARM, Way, hold, restart_redis};
+use super::crashes::{Route, WARM, hold, restart_redis};
 use super::fault::{Fault, Figures};
 use super::redis::crash_and_return;
 use super::round::{Round, ms, until};
@@ -60,8 +60,7 @@ async fn twice(testbed: &mut TestBed, round: &Round, part: &str) -> anyhow::Resu
     Ok(Figures::new())
 }
 
-/// Redis is restarted while the consumer stands still: the auditor has frozen the sale, and waits half-way for the
-/// ledger to catch up.
+/// Redis is restarted while the consumer is paused: the auditor has frozen the sale, and waits for the ledger to catch up.
 async fn until_a_rebuild_waits(testbed: &TestBed, round: &Round) -> anyhow::Result<()> {
     testbed.cluster.part("consume")?.pause()?;
     round.until_sold(20).await?;
@@ -87,7 +86,7 @@ async fn auditor_kill(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Fi
 /// The first auditor has read what it will warm Redis with, and is stopped with the request on its way. By the time
 /// that arrives another auditor has rebuilt the sale, and it has sold.
 async fn auditor_paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
-    let warm = (Way::Side, WARM, Moment::Before);
+    let warm = (Route::SecondRedis, WARM, Moment::Before);
     let (held, _) = hold(testbed, round, warm, |g, r| Box::pin(restart_redis(g, r))).await?;
     let begun = Instant::now();
     testbed.cluster.part("reconcile")?.pause()?;
@@ -99,7 +98,7 @@ async fn auditor_paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<
     held.let_go();
     testbed.cluster.part("reconcile")?.resume()?;
     round.until_sold(20).await?;
-    // Time for the first one to write what it must not: it looks five times a second.
+    // Time for the first one to write what it must not: it runs five rounds a second.
     sleep(Duration::from_secs(1)).await;
     let after = testbed.generation(round.sale).await?;
     ensure!(before == after, "the sale was rebuilt once more: the late request had an effect");
@@ -120,7 +119,7 @@ async fn three_auditors(testbed: &mut TestBed, round: &Round) -> anyhow::Result<
     Ok(figures)
 }
 
-/// Where systems keep the library that tells a process another time.
+/// Where systems keep the library that gives a process another time.
 const FAKETIME: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",

@@ -1,4 +1,4 @@
-//! One sale under load, while something happens to it.
+//! One round of the drill: a sale under load, into which a fault is injected.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,12 +15,12 @@ use tokio::time::sleep;
 
 use super::testbed::TestBed;
 
-/// How long anything may take that must happen.
+/// How long a test waits for anything that must happen.
 pub const TIMEOUT: Duration = Duration::from_secs(40);
-/// From the call to the start of the sale. Nodes look for news once a second; a busy machine may need the longer one.
+/// From the call to the start of the sale. Nodes poll for new sales once a second; a busy machine may need the longer one.
 const NOTICES: [Duration; 2] = [Duration::from_millis(2_200), Duration::from_secs(8)];
 
-/// What kind of sale a fault wants.
+/// The sale that a fault needs.
 #[derive(Clone, Copy)]
 pub struct SaleSpec {
     pub stock: u32,
@@ -51,7 +51,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Puts a sale on and lets buyers loose, and returns once they buy.
+    /// Opens a sale and starts its buyers, and returns once they buy.
     pub async fn begin(testbed: &TestBed, sale: &SaleSpec, seed: u64) -> anyhow::Result<Self> {
         let demand = Demand {
             buyers: sale.buyers,
@@ -86,17 +86,17 @@ impl Round {
         let (from, begun) = (self.accepted(), Instant::now());
         while self.accepted() < from + more {
             if begun.elapsed() > TIMEOUT {
-                bail!("nothing is sold: {} accepted, {more} more expected", self.accepted());
+                bail!("nothing is sold any more: {} accepted, {more} more expected", self.accepted());
             }
             sleep(Duration::from_millis(5)).await;
         }
         Ok(begun.elapsed())
     }
 
-    /// Waits until every buyer knows or gave up, and answers with what they were told.
+    /// Waits until every buyer has a decision or gave up, and returns their answers.
     pub async fn end(self) -> anyhow::Result<(SaleId, Arc<Plan>, ClientRecord)> {
         self.buying.await.context("the buyers")?;
-        let record = self.users.into_record().context("a buyer is still at it")?;
+        let record = self.users.into_record().context("a buyer is still running")?;
         Ok((self.sale, self.plan, record))
     }
 }
@@ -113,12 +113,12 @@ async fn open(testbed: &TestBed, sale: &SaleSpec, notice: Duration) -> anyhow::R
     AdminClient::new(&testbed.client, &testbed.tokens)?.open(&new_sale).await
 }
 
-/// Waits until something is so.
-pub async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) -> anyhow::Result<()> {
+/// Waits until a condition holds.
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> anyhow::Result<()> {
     let begun = Instant::now();
-    while !is_so().await {
+    while !holds().await {
         if begun.elapsed() > TIMEOUT {
-            bail!("it is not so after {TIMEOUT:?}: {what}");
+            bail!("timed out after {TIMEOUT:?}, waiting until {what}");
         }
         sleep(Duration::from_millis(5)).await;
     }

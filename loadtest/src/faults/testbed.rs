@@ -49,7 +49,7 @@ fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
         settings.telemetry.filter = "info".to_owned();
     }
     let proxied = sandbox.proxied(&settings);
-    // The witness sees Redis whatever is cut, and so does the auditor, on a way of its own; of the nodes, the first one.
+    // The checks reach Redis whatever is cut, and so does the first node. The auditor has a proxy of its own.
     if part != "cluster" {
         settings.postgres.url = proxied.postgres.url;
         settings.kafka.brokers = proxied.kafka.brokers;
@@ -81,7 +81,7 @@ impl TestBed {
 
     /// The generation of a sale, as the ledger has it.
     pub async fn generation(&self, sale: SaleId) -> anyhow::Result<i64> {
-        Ok(self.ledger.stock(sale).await?.context("the ledger forgot the sale")?.generation)
+        Ok(self.ledger.stock(sale).await?.context("the ledger has no such sale")?.generation)
     }
 
     /// A connection to Redis that nothing cuts.

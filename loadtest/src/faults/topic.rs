@@ -1,4 +1,4 @@
-//! A topic as the drill handles it: read from its beginning, written to, deleted.
+//! Reads, writes and deletes topics for the drill.
 
 use std::time::{Duration, Instant};
 

@@ -9,10 +9,10 @@ use super::local_mutex::LocalMutex;
 use super::read_then_write::ReadThenWrite;
 use super::select_then_update::SelectThenUpdate;
 
-/// As many as the sandbox of the service has, and enough for a lock in one process to lock nothing.
+/// As many as the private service has, and enough that a lock in one process protects nothing.
 pub const NODES: usize = 2;
 
-/// How not to count.
+/// A wrong way to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Strategy {
     /// GET from Redis, compare, SET in Redis
@@ -36,13 +36,11 @@ impl Strategy {
     pub const fn mistake(self) -> &'static str {
         match self {
             Self::ReadThenWrite => {
-                "between GET and SET others read the same number, and every one of them sells that unit"
+                "between GET and SET other requests read the same number, and each of them sells that unit"
             }
-            Self::LocalMutex => {
-                "each node locks out its own buyers and sells the whole stock, not knowing of the other"
-            }
+            Self::LocalMutex => "each node locks only its own buyers, so each of them sells the whole stock",
             Self::SelectThenUpdate => {
-                "between SELECT and UPDATE others read the same number, and the last to write forgets what they sold"
+                "between SELECT and UPDATE other requests read the same number, and the last UPDATE overwrites the others"
             }
         }
     }
@@ -56,7 +54,7 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// Takes units if it believes that there are enough, and answers otherwise with how many it believes are left.
+    /// Takes units if it believes that there are enough, and otherwise returns how many it believes are left.
     pub async fn take(&self, units: u32) -> anyhow::Result<Result<(), i64>> {
         let units = i64::from(units);
         match self {

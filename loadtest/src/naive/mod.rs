@@ -38,7 +38,7 @@ use shop::Shop;
 ///
 /// # Errors
 /// When a server does not come up.
-pub async fn play(
+pub async fn run(
     strategy: Strategy,
     scenario: &Scenario,
     overrides: &Overrides,

@@ -2,7 +2,7 @@
 //!
 //! Each of the two commands is atomic and the pair is not. Everybody who reads before the first one writes reads the
 //! same number, sells the same unit and writes the same successor, so most purchases leave no trace in the counter.
-//! A transaction (MULTI) would not help: its commands cannot look at each other's answers.
+//! A transaction (MULTI) would not help: its commands cannot use each other's answers.
 //!
 //! The answer of the service is `lua/purchase.lua`: check and write in one script, during which Redis does nothing else.
 

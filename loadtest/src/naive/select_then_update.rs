@@ -2,7 +2,7 @@
 //!
 //! The UPDATE locks the row, but the decision was made before the lock was held. Whoever read the same number sells the
 //! same unit, and the last to write forgets all others. `SET available = available - 1` would forget no sale and still
-//! oversell: everybody who waits for the row has been told already that a unit is left. A transaction around both
+//! oversell: every request that waits for the row has already read that a unit is left. A transaction around both
 //! statements changes nothing at PostgreSQL's usual isolation.
 //!
 //! The answer of the service is the condition inside the UPDATE, which PostgreSQL checks again once it has the row:

@@ -1,10 +1,10 @@
-//! `loadtest run SCENARIO`: puts sales on, lets buyers loose, and judges what they were promised.
+//! `loadtest run SCENARIO`: opens sales, runs buyers against them, and checks every promise of the service.
 //!
-//! In: a scenario by name or path, sizes instead of its own, and a service. Out: the report for people, as JSON and as a
-//! page, and an exit status that follows the verdict. Ctrl-C ends the crowd, not the run: what was said until then is
-//! reported and judged; a second one ends it all.
+//! In: a scenario by name or path, sizes that replace its own, and a service. Out: the report as text, JSON and HTML, and
+//! an exit code that follows the verdict. The first Ctrl-C stops the buyers; the answers so far are still checked and
+//! reported. A second Ctrl-C aborts.
 
-mod play;
+mod execute;
 mod target;
 
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::scenario::overrides::Overrides;
 use crate::scenario::{SHIPPED, Sale, Scenario};
 use target::Target;
 
-/// A scenario against a service.
+/// Options of a run.
 #[derive(Debug, Args)]
 pub struct Run {
     /// The name of a scenario (`loadtest scenarios` lists them), or a file.
@@ -31,21 +31,21 @@ pub struct Run {
     target: Target,
     #[command(flatten)]
     overrides: Overrides,
-    /// Instead of the service, tries a counter that is wrong on purpose, on private servers: the verdict must fail.
+    /// Replace the service by a counter that is wrong on purpose, on private servers: the verdict must fail.
     #[arg(long, conflicts_with = "url")]
     strategy: Option<Strategy>,
-    /// Also writes the report as JSON to this file.
+    /// Also write the report as JSON to this file.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Also writes the report as one HTML page, which needs nothing beside it, to this file.
+    /// Also write the report as a self-contained HTML page to this file.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
 
-/// Names the scenarios that are compiled in.
+/// Lists the scenarios that are compiled in.
 ///
 /// # Errors
-/// When nobody reads standard output.
+/// When standard output cannot be written.
 pub fn list() -> anyhow::Result<()> {
     for (name, _) in SHIPPED {
         say(format_args!("{name:<10} {}", Scenario::load(name)?.about))?;
@@ -55,54 +55,54 @@ pub fn list() -> anyhow::Result<()> {
 
 impl Run {
     /// # Errors
-    /// When the scenario cannot be read or played, or the verdict is not "pass".
+    /// When the scenario cannot be read or run, or the verdict is not "pass".
     pub async fn run(self) -> anyhow::Result<()> {
         let mut scenario = Scenario::load(&self.scenario)?;
         self.overrides.apply(&mut scenario)?;
         let mut heading = Heading { name: scenario.name.clone(), about: sizes(&scenario) };
         if let Some(strategy) = self.strategy {
             heading.name = format!("{} against {}", heading.name, strategy.name());
-            heading.about = format!("{}. A counter that is wrong on purpose: {}", heading.about, strategy.mistake());
+            heading.about = format!("{}. This counter is wrong on purpose: {}", heading.about, strategy.mistake());
         }
         say(format_args!("{}: {}\n  {}", heading.name, scenario.about, heading.about))?;
         let stop = CancellationToken::new();
         let report = tokio::select! {
-            report = self.play(&scenario, &stop) => report?,
-            // Leaving this way still stops a sandbox's servers and removes their folder.
+            report = self.execute(&scenario, &stop) => report?,
+            // Returning here still stops the private servers and removes their folder.
             () = second_ctrl_c(&stop) => bail!("interrupted"),
         };
-        self.hand_out(&report, &heading)?;
+        self.publish(&report, &heading)?;
         ensure!(report.verdict == Verdict::Pass, "the verdict is not pass");
         Ok(())
     }
 
-    async fn play(&self, scenario: &Scenario, stop: &CancellationToken) -> anyhow::Result<Report> {
+    async fn execute(&self, scenario: &Scenario, stop: &CancellationToken) -> anyhow::Result<Report> {
         match self.strategy {
-            Some(strategy) => Box::pin(naive::play(strategy, scenario, &self.overrides, stop)).await,
-            None => self.target.play(scenario, &self.overrides, stop).await,
+            Some(strategy) => Box::pin(naive::run(strategy, scenario, &self.overrides, stop)).await,
+            None => self.target.run(scenario, &self.overrides, stop).await,
         }
     }
 
-    /// The finished report, to everybody who wants it.
-    fn hand_out(&self, report: &Report, heading: &Heading) -> anyhow::Result<()> {
+    /// Prints the report, and writes the files that were asked for.
+    fn publish(&self, report: &Report, heading: &Heading) -> anyhow::Result<()> {
         say(TextReport(report))?;
         write(self.report.as_deref(), report)?;
         report::write(self.html.as_deref(), || report::page(report, heading))
     }
 }
 
-/// The first Ctrl-C stops the crowd; returns at the second.
+/// Stops the buyers at the first Ctrl-C; returns at the second.
 async fn second_ctrl_c(stop: &CancellationToken) {
     for _ in 0..2 {
         if tokio::signal::ctrl_c().await.is_err() {
-            // Nobody can be heard: the run ends by itself.
+            // No signal can arrive: the run ends by itself.
             return std::future::pending().await;
         }
         if stop.is_cancelled() {
             return;
         }
-        // Who reads nothing need not be told.
-        let _ = say("\nThe buyers are sent away; what they were told is judged. Ctrl-C again ends it all.");
+        // A closed standard output is no reason to go on.
+        let _ = say("\nStopping the buyers; their answers so far are still checked. Press Ctrl-C again to abort.");
         stop.cancel();
     }
 }

@@ -1,4 +1,4 @@
-//! What the crowd is let loose on: a private service, or one that runs somewhere.
+//! The target of a run: a private service, or one that runs elsewhere.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,59 +13,59 @@ use drive::tokens::Tokens;
 use seckill::config::Settings;
 use tokio_util::sync::CancellationToken;
 
-use super::play::{Service, play};
+use super::execute::{Service, execute};
 use crate::scenario::overrides::Overrides;
 use crate::scenario::{Limits, Scenario};
 
 #[derive(Debug, Args)]
 pub struct Target {
-    /// Starts private servers and the service on them, and stops them afterwards.
+    /// Start private servers and the service on them, and stop them afterwards.
     #[arg(long, conflicts_with = "url", required_unless_present_any = ["url", "strategy"])]
     sandbox: bool,
-    /// HTTP nodes of the sandbox.
+    /// HTTP nodes of the private service.
     #[arg(long, default_value_t = 2, requires = "sandbox")]
     nodes: usize,
-    /// Base URL of a node of a running service, such as http://127.0.0.1:8080; once per node.
+    /// Base URL of a node of a running service, such as http://127.0.0.1:8080; repeat it for each node.
     #[arg(long)]
     url: Vec<String>,
-    /// The service's key for tokens: the buyers and the operator of the run are made with it.
+    /// The service's key for tokens, which signs those of the buyers and the operator.
     #[arg(long, env = "SECKILL__AUTH__JWT_SECRET", hide_env_values = true)]
     secret: Option<String>,
-    /// The service's PostgreSQL, to look orders up. Only together with the other two stores: half a view would judge less
-    /// than the service's own audit does.
+    /// The service's PostgreSQL, to read orders. Needs --redis and --kafka: with only some of the stores the run would check
+    /// less than the service's own audit does.
     #[arg(long, value_name = "URL", requires_all = ["redis", "kafka"])]
     postgres: Option<String>,
-    /// The service's Redis, to look claims up.
+    /// The service's Redis, to read claims.
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
-    /// The service's Kafka brokers, to see what is on its way. Topic and group come from SECKILL__KAFKA__…
+    /// The service's Kafka brokers, to read the lag. Topic and group come from SECKILL__KAFKA__…
     #[arg(long, value_name = "HOST:PORT")]
     kafka: Option<String>,
-    /// Seconds in which the running service wants orders paid (its orders.pay_within_s). Without it, nobody forgets to pay,
-    /// because nobody could wait for the end of such orders.
+    /// Seconds in which orders of the running service must be paid (its orders.pay_within_s). Without it no buyer leaves an
+    /// order unpaid, because the run would not know when to expect its expiry.
     #[arg(long, value_name = "SECONDS", conflicts_with = "sandbox")]
     pay_within_s: Option<u64>,
 }
 
 impl Target {
-    /// Plays the run to its report; `stop` sends the buyers away early.
+    /// Runs the scenario and returns its report; `stop` stops the buyers early.
     ///
     /// # Errors
-    /// When the service does not come up, cannot be reached, or does not let a sale be put on.
-    pub async fn play(
+    /// When the service does not come up, cannot be reached, or opens no sale.
+    pub async fn run(
         &self,
         scenario: &Scenario,
         overrides: &Overrides,
         stop: &CancellationToken,
     ) -> anyhow::Result<Report> {
         if self.sandbox {
-            Box::pin(self.in_a_sandbox(scenario, overrides, stop)).await
+            Box::pin(self.on_sandbox(scenario, overrides, stop)).await
         } else {
             Box::pin(self.at_urls(scenario, overrides, stop)).await
         }
     }
 
-    async fn in_a_sandbox(
+    async fn on_sandbox(
         &self,
         scenario: &Scenario,
         overrides: &Overrides,
@@ -96,7 +96,7 @@ impl Target {
             },
             pay_within: Some(pay_within),
         };
-        let report = play(scenario, overrides, &service, stop).await?;
+        let report = execute(scenario, overrides, &service, stop).await?;
         cluster.check()?;
         Ok(report)
     }
@@ -116,7 +116,7 @@ impl Target {
             setup: Setup { broker: unknown(), redis_fsync: unknown(), nodes: self.url.len(), stock: 0 },
             pay_within: self.pay_within_s.map(Duration::from_secs),
         };
-        play(scenario, overrides, &service, stop).await
+        execute(scenario, overrides, &service, stop).await
     }
 
     /// The stores whose addresses were given; everything else about them is as the service's settings say.

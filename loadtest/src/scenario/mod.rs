@@ -37,12 +37,12 @@ pub struct Scenario {
     pub limits: Limits,
     #[serde(default)]
     pub connections: Connections,
-    /// Purchases in flight at most; clicks that have to wait are late, and their latency says so.
+    /// Purchases in flight at most. A click that has to wait is late, and its latency includes the wait.
     #[serde(default = "in_flight")]
     pub in_flight: usize,
     /// Codes with which a purchase may be refused. Any other fails the run.
     pub allows: Vec<String>,
-    /// Those of them without which the run has not shown what it is for.
+    /// Codes that must occur, or the run has not tested what it is for.
     #[serde(default)]
     pub expects: Vec<String>,
     /// They run at the same time.
@@ -111,7 +111,7 @@ pub struct Sale {
     pub bots: Option<Scripts>,
 }
 
-/// What buyers do after the purchase; the rest of them pay.
+/// What buyers do after the purchase. The others pay.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Afterwards {
@@ -139,7 +139,7 @@ pub struct Deliveries {
     pub times: u32,
 }
 
-/// Users who are programs.
+/// Users that are scripts.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scripts {
@@ -186,7 +186,7 @@ impl Scenario {
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        ensure!(!self.sales.is_empty(), "nothing is on sale");
+        ensure!(!self.sales.is_empty(), "the scenario has no sale");
         ensure!(self.in_flight > 0, "in_flight must be above 0");
         for code in &self.allows {
             ensure!(refusals().any(|known| known == code), "no purchase is ever refused with {code:?}");
@@ -205,16 +205,19 @@ impl Sale {
     fn check(&self) -> anyhow::Result<()> {
         let Afterwards { cancel, forget, regret } = self.afterwards;
         let shares = [self.hasty, self.early, self.keyed, cancel, forget, cancel + forget, regret];
-        ensure!(shares.iter().all(|share| (0.0..=1.0).contains(share)), "shares go from 0 to 1");
-        ensure!(self.stock > 0 && self.buyers > 0 && self.max_quantity > 0, "there must be buyers, and units for them");
+        ensure!(shares.iter().all(|share| (0.0..=1.0).contains(share)), "shares must be between 0 and 1");
+        ensure!(
+            self.stock > 0 && self.buyers > 0 && self.max_quantity > 0,
+            "stock, buyers and max_quantity must be above 0"
+        );
         Duration::try_from_secs_f64(self.seconds).context("seconds")?;
         if let Some(deliveries) = self.deliveries {
-            ensure!(deliveries.units > 0, "a delivery brings units");
+            ensure!(deliveries.units > 0, "units of deliveries must be above 0");
             Duration::try_from_secs_f64(deliveries.every_s).context("every_s")?;
         }
         if let Some(bots) = self.bots {
-            ensure!(bots.addresses > 0 && bots.clicks > 0, "scripts have addresses and click");
-            ensure!(bots.blocked <= bots.users, "more scripts are blocked than there are");
+            ensure!(bots.addresses > 0 && bots.clicks > 0, "addresses and clicks of bots must be above 0");
+            ensure!(bots.blocked <= bots.users, "blocked must not be above users");
         }
         Ok(())
     }

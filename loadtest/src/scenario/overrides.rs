@@ -9,14 +9,14 @@ use drive::virtual_users::Pacing;
 
 use super::{Connections, Scenario};
 
-/// Sizes instead of the scenario's own. Where there are several sales, those of the first; the others keep their
-/// proportions to it.
+/// Sizes that replace those of the scenario. If there are several sales, they apply to the first one, and the others keep
+/// their proportions to it.
 #[derive(Clone, Debug, Args)]
 pub struct Overrides {
     /// Units on sale.
     #[arg(long)]
     stock: Option<u32>,
-    /// Buyers who come for them.
+    /// Buyers who want them.
     #[arg(long)]
     buyers: Option<u32>,
     /// Seconds from the start of the sale to the last buyer's first click.
@@ -34,20 +34,20 @@ pub struct Overrides {
     /// A buyer wants 1 to this many units.
     #[arg(long)]
     max_quantity: Option<u32>,
-    /// The same seed draws the same buyers and clicks.
+    /// The same seed gives the same buyers and clicks.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Purchases in flight at most. Clicks that have to wait are late, and their latency says so.
+    /// Purchases in flight at most. A click that has to wait is late, and its latency includes the wait.
     #[arg(long)]
     in_flight: Option<usize>,
-    /// Clicks do not follow the plan's times: so many buyers click one after the other, each as soon as the last answer is
-    /// there. Such a crowd waits for a slow service, and its latencies hide that.
+    /// Use N buyers at a time instead of the planned times, each of whom clicks when the answer before is there. Such buyers
+    /// wait for a slow service, and their latencies hide that.
     #[arg(long, value_name = "N", conflicts_with = "in_flight")]
     closed_loop: Option<usize>,
     /// Seconds to wait for one answer.
     #[arg(long, default_value_t = 5.0)]
     timeout_s: f64,
-    /// Seconds for which a buyer without a decision goes on asking.
+    /// Seconds for which a buyer without a decision keeps asking.
     #[arg(long, default_value_t = 60.0)]
     patience_s: f64,
 }
@@ -56,7 +56,7 @@ impl Overrides {
     /// Changes the scenario.
     ///
     /// # Errors
-    /// When what comes out is none any more.
+    /// When the changed scenario is not valid.
     pub fn apply(&self, scenario: &mut Scenario) -> anyhow::Result<()> {
         let Some(first) = scenario.sales.first().cloned() else { return Ok(()) };
         let ratio = |given: Option<f64>, own: f64| match given {
@@ -69,7 +69,7 @@ impl Overrides {
         for sale in &mut scenario.sales {
             sale.stock = scaled(sale.stock, more_stock);
             sale.buyers = scaled(sale.buyers, more_buyers);
-            // A sale whose buyers all come at once has no time to stretch.
+            // A sale whose buyers all click at once has no duration to scale.
             sale.seconds =
                 if first.seconds > 0.0 { sale.seconds * longer } else { self.seconds.unwrap_or(sale.seconds) };
             sale.hasty = self.hasty.unwrap_or(sale.hasty);
@@ -86,12 +86,12 @@ impl Overrides {
             sale.check()?;
         }
         scenario.in_flight = self.closed_loop.or(self.in_flight).unwrap_or(scenario.in_flight);
-        ensure!(scenario.in_flight > 0, "somebody must be allowed to click");
+        ensure!(scenario.in_flight > 0, "--in-flight and --closed-loop must be above 0");
         Ok(())
     }
 
     /// # Errors
-    /// When the patience is no time.
+    /// When the patience is not a duration.
     pub fn pacing(&self, scenario: &Scenario) -> anyhow::Result<Pacing> {
         let follow_up_timeout = Duration::try_from_secs_f64(self.patience_s)?;
         let closed_loop = self.closed_loop.is_some();
@@ -101,7 +101,7 @@ impl Overrides {
     }
 
     /// # Errors
-    /// When the time for an answer is no time.
+    /// When the timeout is not a duration.
     pub fn limits(&self, scenario: &Scenario, nodes: usize) -> anyhow::Result<Limits> {
         let response = Duration::try_from_secs_f64(self.timeout_s)?;
         // All clicks in flight may go to one node for a moment, and those who pay need connections, too.

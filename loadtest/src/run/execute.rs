@@ -1,4 +1,4 @@
-//! A scenario on its service: every sale becomes a run, all of them go on at once, and one report comes out.
+//! Runs a scenario against a service: all of its sales at once, with one report.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::scenario::demand::demand;
 use crate::scenario::overrides::Overrides;
 use crate::scenario::{Sale, Scenario};
 
-/// Where a scenario is played.
+/// The service that a scenario runs against.
 pub struct Service {
     pub client: Arc<Client>,
     pub tokens: Tokens,
@@ -28,11 +28,11 @@ pub struct Service {
     pub pay_within: Option<Duration>,
 }
 
-/// Plays it to its report; `stop` sends the buyers away early.
+/// Runs all sales of the scenario at once and returns one report; `stop` stops the buyers early.
 ///
 /// # Errors
-/// When a sale cannot be put on, or the stores do not answer to the verdict.
-pub async fn play(
+/// When a sale cannot be opened, or a store does not answer.
+pub async fn execute(
     scenario: &Scenario,
     overrides: &Overrides,
     service: &Service,
