@@ -42,9 +42,9 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn both_readmes_list_exactly_the_error_codes_that_exist() {
+fn both_api_pages_list_exactly_the_error_codes_that_exist() {
     let codes: Vec<_> = Code::ALL.iter().map(|code| (code.parts().0.to_string(), code.name().to_owned())).collect();
-    for document in ["README.md", "README.zh-CN.md"] {
+    for document in ["docs/api.md", "docs/api.zh-CN.md"] {
         let text = read(document);
         let rows = rows(&text);
         let errors = rows.iter().filter(|row| row.len() == 4 && row[0].parse::<u16>().is_ok());
