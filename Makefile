@@ -1,7 +1,7 @@
 # Plain `make` lists what there is.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test drill bench lint clean
+.PHONY: help setup demo test drill bench lint deny clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,10 @@ lint:  ## formatting, clippy and documentation, warnings denied
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --document-private-items
+
+deny:  ## licences, sources and banned crates of the dependencies; installs cargo-deny if it is missing
+	@cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny
+	cargo deny --locked check bans licenses sources
 
 clean:  ## remove what was built
 	cargo clean
