@@ -244,19 +244,19 @@ fn scope_of(heading: &str, everything: &[PathBuf]) -> Vec<PathBuf> {
     scope
 }
 
-/// Each wall names the file and the word in it that are to be taken away, and the test that falls then.
+/// Each safeguard names the file and the word in it that are to be removed, and the test that fails then.
 #[test]
 fn every_proof_names_code_and_a_test_that_exist() {
     let folders = ["src", "lua", "migrations", "crates", "loadtest"];
     let everything: Vec<_> =
         folders.iter().flat_map(|folder| files(&root().join(folder), &["rs", "lua", "sql"])).collect();
     let drill: String = everything.iter().filter(|path| path.starts_with(root().join("loadtest"))).map(read).collect();
-    let (mut walls, mut wrong) = (0, Vec::new());
+    let (mut safeguards, mut wrong) = (0, Vec::new());
     for section in read("docs/proofs.md").split("\n## ").skip(1) {
         let scope = scope_of(section.lines().next().unwrap_or_default(), &everything);
-        for row in rows(section).iter().filter(|row| !["wall", "---"].contains(&row[0])) {
-            walls += 1;
-            // Walls that no test misses have their place in the first column, and no test.
+        for row in rows(section).iter().filter(|row| !["safeguard", "---"].contains(&row[0])) {
+            safeguards += 1;
+            // Safeguards that no test misses have their place in the first column, and no test.
             let place = if row.len() == 4 { row[1] } else { row[0] };
             let (named, words): (Vec<_>, Vec<_>) =
                 quoted(place).partition(|name| [".rs", ".lua", ".sql"].iter().any(|end| name.ends_with(end)));
@@ -280,6 +280,6 @@ fn every_proof_names_code_and_a_test_that_exist() {
             }
         }
     }
-    assert!(walls > 250, "{walls}");
+    assert!(safeguards > 250, "{safeguards}");
     assert!(wrong.is_empty(), "docs/proofs.md:\n{}", wrong.join("\n"));
 }
