@@ -45,6 +45,9 @@ pub mod stock;
 // Runs a script by its hash, and by its text where Redis does not know the hash.
 pub mod lua;
 
+// The Kafka client of steps 6, 7 and 9: producer, wire format, topics, lag.
+pub mod kafka;
+
 // Step 6. From Redis to Kafka, at least once.
 pub mod outbox;
 

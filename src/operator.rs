@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::catalogue::{self, Catalogue, NewSale, SaleChange};
 use crate::config;
-use crate::consumer;
 use crate::domain::{Sale, SaleId, SaleState, UserId};
+use crate::kafka;
 use crate::ledger::{self, Ledger};
 use crate::promises::{self, CheckResult, Finding, Flow, RedisView, Snapshot};
 use crate::reconcile::opening::{self, Opened};
@@ -113,7 +113,7 @@ impl Operator {
         let outbox = self.seen_in_redis(id).await?.map(|redis| redis.outbox);
         let kafka = self.kafka.clone();
         // Asking Kafka blocks a thread.
-        let backlog = tokio::task::spawn_blocking(move || consumer::backlog(&kafka)).await;
+        let backlog = tokio::task::spawn_blocking(move || kafka::lag::backlog(&kafka)).await;
         let ledger = self.ledger.view(id).await?.ok_or(Error::NoSuchSale)?;
         let redis = self.seen_in_redis(id).await?;
         let flow = match (outbox, &redis, backlog) {

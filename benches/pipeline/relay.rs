@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 use sandbox::Sandbox;
 use seckill::domain::SaleId;
-use seckill::outbox::{Homes, Letter, Metrics, Parcel, Publisher, Worker, message};
+use seckill::kafka::{Delivery, Producer, Record, message};
+use seckill::outbox::{Metrics, RelayFlushStatus, Worker};
 use seckill::stock::{MAX_BATCH, Stock, keys};
 use secrecy::ExposeSecret;
 use tokio_util::sync::CancellationToken;
@@ -23,27 +24,27 @@ pub async fn measure(sandbox: &Sandbox, rounds: usize, orders: usize, report: &m
     let settings = shop::settings(sandbox, "bench_relay").await?;
     let mut redis = redis::Client::open(settings.redis.url.expose_secret())?.get_multiplexed_async_connection().await?;
     let stock = Stock::connect(&settings.redis)?;
-    let publisher = Publisher::new(&settings.kafka)?;
+    let producer = Producer::new(&settings.kafka)?;
     let metrics = Metrics::registered(&prometheus::Registry::new())?;
     let topic: Arc<str> = settings.kafka.topic.as_str().into();
-    // The first letter waits for the producer to find its broker.
-    produce(&publisher, &topic, SaleId::new(1)?, 1).await?;
+    // The first record waits for the producer to find its broker.
+    produce(&producer, &topic, SaleId::new(1)?, 1).await?;
 
     for round in 1_i32.. {
         if usize::try_from(round)? > rounds {
             break;
         }
         let sale = shop::open_in_redis(&stock, round).await?;
-        report.note(BASELINE, UNIT, produce(&publisher, &topic, sale, orders).await?);
+        report.note(BASELINE, UNIT, produce(&producer, &topic, sale, orders).await?);
 
         fill(&stock, sale, orders).await?;
         let worker = Worker::new(
             &settings,
             sale,
             &format!("bench-{round}"),
-            publisher.clone(),
+            producer.clone(),
             metrics.clone(),
-            Homes::default(),
+            RelayFlushStatus::default(),
         )?;
         let (stop, acknowledging, begin) =
             (CancellationToken::new(), metrics.ack_seconds.get_sample_sum(), Instant::now());
@@ -77,15 +78,15 @@ async fn length(redis: &mut MultiplexedConnection, sale: SaleId) -> anyhow::Resu
 }
 
 /// Orders per second when nothing has to be read first.
-async fn produce(publisher: &Publisher, topic: &Arc<str>, sale: SaleId, orders: usize) -> anyhow::Result<f64> {
-    let letter = |order| {
+async fn produce(producer: &Producer, topic: &Arc<str>, sale: SaleId, orders: usize) -> anyhow::Result<f64> {
+    let record = |order| {
         let payload = message::encode(&order);
-        Letter { topic: Arc::clone(topic), key: order.user.as_str().into(), payload, headers: Vec::new() }
+        Record { topic: Arc::clone(topic), key: order.user.as_str().into(), payload, headers: Vec::new() }
     };
-    let mut parcels: Vec<_> =
-        shop::orders(sale, orders).into_iter().map(|order| Parcel::new(letter(order), ())).collect();
+    let mut deliveries: Vec<_> =
+        shop::orders(sale, orders).into_iter().map(|order| Delivery::new(record(order), ())).collect();
     let begin = Instant::now();
-    publisher.send(&mut parcels).await?;
-    publisher.reports(&mut parcels).await?;
+    producer.send(&mut deliveries).await?;
+    producer.await_acks(&mut deliveries).await?;
     Ok(orders as f64 / begin.elapsed().as_secs_f64())
 }

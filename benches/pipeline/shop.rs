@@ -9,7 +9,7 @@ use seckill::catalogue::NewSale;
 use seckill::domain::{OrderId, OrderMessage, Purchase, Sale, SaleId, SaleState};
 use seckill::stock::script::WarmCode;
 use seckill::stock::{Frozen, OnSale, Stock, WarmPart, keys};
-use seckill::{app, config, ledger, outbox};
+use seckill::{app, config, kafka, ledger};
 use time::OffsetDateTime;
 
 /// More units than any round sells.
@@ -21,7 +21,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 pub async fn settings(sandbox: &Sandbox, name: &str) -> anyhow::Result<config::Settings> {
     let mut settings = sandbox.settings(name).await?;
     ledger::migrate(app::ledger(&settings).await?.pool()).await?;
-    outbox::topics::ensure(&settings.kafka).await?;
+    kafka::topics::ensure(&settings.kafka).await?;
     let limits = &mut settings.admission;
     for limit in [
         &mut limits.node_per_second,

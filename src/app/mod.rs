@@ -18,10 +18,11 @@ use crate::catalogue::Catalogue;
 use crate::config::Settings;
 use crate::consumer::Consumer;
 use crate::domain::{SaleId, SaleState};
+use crate::kafka::Producer;
 use crate::ledger::Ledger;
 use crate::lock::Lock;
 use crate::operator::Operator;
-use crate::outbox::{Publisher, Relay};
+use crate::outbox::Relay;
 use crate::reconcile::{Auditor, Parts, heartbeat};
 use crate::shutdown::{self, Part, Stop, Stopped};
 use crate::stock::Stock;
@@ -126,11 +127,11 @@ impl Service {
         };
         let relay = Relay::new(settings, Arc::new(opened), registry)?;
         let token = stop.token(Part::Relay);
-        let (pool, name, homes) = (self.ledger.pool().clone(), relay.name().to_owned(), relay.homes());
+        let (pool, name, status) = (self.ledger.pool().clone(), relay.name().to_owned(), relay.flush_status());
         stop.spawn(Part::Relay, async move {
             // The heart beats until the relay has ended: until then it may hold orders.
             let heart = CancellationToken::new();
-            let beating = heartbeat::run(pool, name, homes, heart.clone());
+            let beating = heartbeat::run(pool, name, status, heart.clone());
             let relaying = async {
                 relay.run(token).await;
                 heart.cancel();
@@ -192,7 +193,7 @@ fn auditor_of(
 ) -> anyhow::Result<Auditor> {
     let lock = Lock::new(&settings.redis, ledger.pool().clone())?;
     lock.metrics().register(registry)?;
-    let parts = Parts { catalogue, ledger, stock, lock, publisher: Publisher::new(&settings.kafka)? };
+    let parts = Parts { catalogue, ledger, stock, lock, producer: Producer::new(&settings.kafka)? };
     Ok(Auditor::new(settings, parts, registry)?)
 }
 

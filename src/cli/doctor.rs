@@ -6,7 +6,7 @@ use super::out;
 use crate::admission::identity::Verifier;
 use crate::app;
 use crate::config::{self, Settings};
-use crate::consumer;
+use crate::kafka;
 use crate::ledger;
 use crate::stock::Stock;
 
@@ -100,7 +100,7 @@ async fn kafka(settings: &Settings, report: &mut Report) {
     let kafka = settings.kafka.clone();
     let dead_letters = config::Kafka { topic: kafka.dead_letter_topic.clone(), ..kafka.clone() };
     // Without a topic for them, the first message that is no order would hold up its consumer for ever.
-    let ask = move || consumer::look_for(&dead_letters).and_then(|()| consumer::backlog(&kafka));
+    let ask = move || kafka::lag::check_topic(&dead_letters).and_then(|()| kafka::lag::backlog(&kafka));
     let backlog = tokio::task::spawn_blocking(ask);
     let backlog = tokio::time::timeout(Duration::from_secs(15), backlog).await;
     match backlog {

@@ -16,8 +16,8 @@ use clap::{Parser, Subcommand};
 
 use crate::app::{self, Roles};
 use crate::config::Settings;
+use crate::kafka;
 use crate::ledger;
-use crate::outbox;
 
 /// A flash-sale order service: exact under load, whatever fails.
 #[derive(Debug, Parser)]
@@ -81,7 +81,7 @@ impl Cli {
 async fn migrate(settings: &Settings) -> anyhow::Result<()> {
     let ledger = app::ledger(settings).await?;
     ledger::migrate(ledger.pool()).await?;
-    outbox::topics::ensure(&settings.kafka).await?;
+    kafka::topics::ensure(&settings.kafka).await?;
     out::line("schema and topics are up to date");
     Ok(())
 }

@@ -6,7 +6,7 @@ use rdkafka::Message;
 use rdkafka::message::BorrowedMessage;
 
 use crate::domain::OrderMessage;
-use crate::outbox::message;
+use crate::kafka::message;
 
 /// Offsets to commit: per partition, the first one that is not done.
 pub(super) type Offsets = BTreeMap<i32, i64>;

@@ -2,13 +2,12 @@
 //!
 //! In comes the topic, in batches. What is decided: whether a message is an order at all; one that can never become
 //! a row goes to the dead letters with its reason. What is guaranteed: an offset is committed only after the ledger
-//! said yes to its message or Kafka to its dead letter, so a consumer may die at any line and the order comes again.
+//! said yes to its message or Kafka to its dead record, so a consumer may die at any line and the order comes again.
 //! A ledger that is away, or behind the message's generation, makes the consumer wait; it never drops, never rejects.
 //!
 //! Two halves: a thread that polls and must not wait, and a task that writes and may. Any number of consumers may
 //! share the group.
 
-mod backlog;
 mod batch;
 mod group;
 mod metrics;
@@ -25,15 +24,14 @@ use anyhow::{Context, anyhow};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-pub use self::backlog::{Watermarks, ahead, backlog, look_for};
 use self::group::Group;
 pub use self::metrics::Metrics;
 use self::reader::Reader;
 use self::writer::Writer;
 use crate::config::Settings;
 use crate::domain::{OrderId, OrderMessage, SaleId};
+use crate::kafka::Producer;
 use crate::ledger::{self, Ledger};
-use crate::outbox::Publisher;
 
 /// The wait before a client that broke for good is made anew.
 const RESTART: Duration = Duration::from_secs(1);
@@ -54,12 +52,12 @@ pub enum Fault {
 }
 
 /// Where orders become rows.
-pub trait Record: Send + 'static {
+pub trait Recorder: Send + 'static {
     /// Writes all orders or fails. Writing an order that is written already changes nothing.
     fn record(&self, orders: &[OrderMessage]) -> impl Future<Output = Result<(), Fault>> + Send;
 }
 
-impl Record for Ledger {
+impl Recorder for Ledger {
     async fn record(&self, orders: &[OrderMessage]) -> Result<(), Fault> {
         match Self::record(self, orders).await {
             Ok(_) => Ok(()),
@@ -74,18 +72,18 @@ impl Record for Ledger {
 pub struct Consumer<R> {
     settings: Settings,
     recorder: R,
-    publisher: Publisher,
+    producer: Producer,
     metrics: Metrics,
 }
 
-impl<R: Record> Consumer<R> {
+impl<R: Recorder> Consumer<R> {
     /// # Errors
     /// When the Kafka settings are refused or the metrics are registered already.
     pub fn new(settings: &Settings, recorder: R, registry: &prometheus::Registry) -> anyhow::Result<Self> {
         Ok(Self {
             settings: settings.clone(),
             recorder,
-            publisher: Publisher::new(&settings.kafka).context("the Kafka producer for dead letters cannot be made")?,
+            producer: Producer::new(&settings.kafka).context("the Kafka producer for dead letters cannot be made")?,
             metrics: Metrics::registered(registry)?,
         })
     }
@@ -96,7 +94,7 @@ impl<R: Record> Consumer<R> {
     /// # Errors
     /// When librdkafka refuses the settings or the reading thread breaks down.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let mut writer = Writer::new(&self.settings, self.recorder, self.publisher, self.metrics.clone());
+        let mut writer = Writer::new(&self.settings, self.recorder, self.producer, self.metrics.clone());
         info!(group = self.settings.kafka.group, "the consumer runs");
         let mut quiet = QUIET[0];
         let sighted = Arc::new(AtomicBool::new(false));

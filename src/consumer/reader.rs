@@ -17,10 +17,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Metrics;
-use super::backlog::is_waiting;
 use super::batch::Batch;
 use super::group::Group;
 use crate::config::{self, Settings};
+use crate::kafka::lag;
 
 /// How long a poll waits for a first message: also how soon a stop is noticed.
 const POLL: Duration = Duration::from_millis(100);
@@ -174,7 +174,7 @@ impl Reader {
         }
         let mine: Vec<_> = self.consumer.assignment()?.elements().iter().map(|element| element.partition()).collect();
         // A Kafka that does not answer has nothing to tell, and an unknown answer is no reason to do anything.
-        let waiting = !mine.is_empty() && is_waiting(&self.kafka, &mine).unwrap_or(false);
+        let waiting = !mine.is_empty() && lag::has_lag(&self.kafka, &mine).unwrap_or(false);
         if waiting && self.waiting {
             warn!("orders wait in Kafka and do not come: the topic may have been made anew");
             return Err(KafkaError::NoMessageReceived);

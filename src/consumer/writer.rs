@@ -13,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::batch::{Batch, Offsets, Raw};
-use super::{Fault, Metrics, Record};
+use super::{Fault, Metrics, Recorder};
 use crate::config::Settings;
-use crate::outbox::{Backoff, Letter, Parcel, Publisher};
+use crate::kafka::{Delivery, Producer, Record};
+use crate::outbox::Backoff;
 
 /// The end of one batch.
 pub(super) struct Done {
@@ -26,7 +27,7 @@ pub(super) struct Done {
 
 pub(super) struct Writer<R> {
     recorder: R,
-    publisher: Publisher,
+    producer: Producer,
     topic: Arc<str>,
     dead_letters: Arc<str>,
     backoff: Backoff,
@@ -35,12 +36,12 @@ pub(super) struct Writer<R> {
     metrics: Metrics,
 }
 
-impl<R: Record> Writer<R> {
-    pub(super) fn new(settings: &Settings, recorder: R, publisher: Publisher, metrics: Metrics) -> Self {
+impl<R: Recorder> Writer<R> {
+    pub(super) fn new(settings: &Settings, recorder: R, producer: Producer, metrics: Metrics) -> Self {
         let (first, most) = (settings.consumer.retry_ms, settings.consumer.max_retry_ms);
         Self {
             recorder,
-            publisher,
+            producer,
             topic: settings.kafka.topic.as_str().into(),
             dead_letters: settings.kafka.dead_letter_topic.as_str().into(),
             backoff: Backoff::new(Duration::from_millis(first), Duration::from_millis(most)),
@@ -110,20 +111,20 @@ impl<R: Record> Writer<R> {
 
     /// Puts messages into the dead-letter topic; returns when Kafka has all of them, or `None` if `stop` came.
     async fn put_aside(&self, poison: Vec<(Raw, String)>, stop: &CancellationToken) -> Option<()> {
-        let mut parcels: Vec<_> = poison.into_iter().map(|(raw, reason)| self.dead_letter(raw, reason)).collect();
+        let mut deliveries: Vec<_> = poison.into_iter().map(|(raw, reason)| self.dead_letter(raw, reason)).collect();
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
         loop {
-            let sent = self.publisher.send(&mut parcels).await;
-            let reported = self.publisher.reports(&mut parcels).await;
-            let before = parcels.len();
-            parcels.retain(|parcel| !parcel.is_delivered());
-            self.metrics.dead_lettered.inc_by((before - parcels.len()) as u64);
-            if parcels.is_empty() {
+            let sent = self.producer.send(&mut deliveries).await;
+            let reported = self.producer.await_acks(&mut deliveries).await;
+            let before = deliveries.len();
+            deliveries.retain(|delivery| !delivery.is_delivered());
+            self.metrics.dead_lettered.inc_by((before - deliveries.len()) as u64);
+            if deliveries.is_empty() {
                 return Some(());
             }
             if let Err(error) = sent.and(reported) {
-                warn!(%error, letters = parcels.len(), "dead letters cannot be put aside yet: check the topic for them");
-                self.publisher.revive(&self.dead_letters, &error).await;
+                warn!(%error, letters = deliveries.len(), "dead letters cannot be put aside yet: check the topic for them");
+                self.producer.replace_if_broken(&self.dead_letters, &error).await;
             }
             if tokio::time::timeout(backoff.next(), stop.cancelled()).await.is_ok() {
                 return None;
@@ -131,7 +132,7 @@ impl<R: Record> Writer<R> {
         }
     }
 
-    fn dead_letter(&self, raw: Raw, reason: String) -> Parcel<()> {
+    fn dead_letter(&self, raw: Raw, reason: String) -> Delivery<()> {
         error!(partition = raw.partition, offset = raw.offset, reason, "a message is no order: to the dead letters");
         let headers = vec![
             ("reason", reason),
@@ -140,6 +141,6 @@ impl<R: Record> Writer<R> {
             ("source_offset", raw.offset.to_string()),
         ];
         let topic = Arc::clone(&self.dead_letters);
-        Parcel::new(Letter { topic, key: raw.key, payload: raw.payload, headers }, ())
+        Delivery::new(Record { topic, key: raw.key, payload: raw.payload, headers }, ())
     }
 }

@@ -2,8 +2,8 @@
 
 use redis::{ErrorKind, RedisError, Value};
 
-use super::message::{self, Malformed};
 use crate::domain::{OrderMessage, RequestKey, SaleId};
+use crate::kafka::message::{self, Malformed};
 
 /// Name and value.
 pub type Field = (Vec<u8>, Vec<u8>);

@@ -7,12 +7,9 @@
 
 mod backoff;
 mod entry;
-mod homes;
-pub mod message;
+mod flush_status;
 mod metrics;
-mod publisher;
 mod stream;
-pub mod topics;
 mod worker;
 
 use std::collections::HashMap;
@@ -26,14 +23,13 @@ use tracing::{error, info};
 use uuid::Uuid;
 
 pub(crate) use self::backoff::Backoff;
-pub use self::homes::Homes;
+pub use self::flush_status::RelayFlushStatus;
 pub use self::metrics::Metrics;
-pub(crate) use self::publisher::let_go;
-pub use self::publisher::{Letter, Parcel, Publisher};
 pub use self::stream::{Acknowledged, Receipt};
 pub use self::worker::Worker;
 use crate::config::Settings;
 use crate::domain::SaleId;
+use crate::kafka::Producer;
 
 /// How often the list of sales is looked at. The first order of a sale waits this long at most for its relay.
 const LOOK_AROUND: Duration = Duration::from_millis(200);
@@ -45,9 +41,9 @@ pub type Sales = Arc<dyn Fn() -> Vec<SaleId> + Send + Sync>;
 pub struct Relay {
     settings: Settings,
     sales: Sales,
-    publisher: Publisher,
+    producer: Producer,
     metrics: Metrics,
-    homes: Homes,
+    flush_status: RelayFlushStatus,
     /// New for every process: entries that another life of this relay read are taken over, not mixed up.
     consumer: String,
 }
@@ -64,16 +60,16 @@ impl Relay {
         Ok(Self {
             settings: settings.clone(),
             sales,
-            publisher: Publisher::new(&settings.kafka).context("the Kafka producer cannot be made")?,
+            producer: Producer::new(&settings.kafka).context("the Kafka producer cannot be made")?,
             metrics: Metrics::registered(registry)?,
-            homes: Homes::default(),
+            flush_status: RelayFlushStatus::default(),
             consumer: format!("relay-{}", Uuid::new_v4()),
         })
     }
 
-    /// What this relay's workers say of the Redis that they read from.
-    pub fn homes(&self) -> Homes {
-        self.homes.clone()
+    /// From which Redis process the workers of this relay have published everything.
+    pub fn flush_status(&self) -> RelayFlushStatus {
+        self.flush_status.clone()
     }
 
     /// The name of this relay, new for every process.
@@ -125,9 +121,9 @@ impl Relay {
                 &self.settings,
                 sale,
                 &self.consumer,
-                self.publisher.clone(),
+                self.producer.clone(),
                 self.metrics.clone(),
-                self.homes.clone(),
+                self.flush_status.clone(),
             );
             match made {
                 Ok(worker) => {

@@ -17,13 +17,12 @@ use tracing::{debug, error, info, warn};
 
 use super::backoff::Backoff;
 use super::entry::Entry;
-use super::homes::Homes;
-use super::message;
+use super::flush_status::RelayFlushStatus;
 use super::metrics::Metrics;
-use super::publisher::{Condition, Letter, Parcel, Publisher};
 use super::stream::{Read, Receipt, Stream};
 use crate::config::Settings;
 use crate::domain::SaleId;
+use crate::kafka::{Condition, Delivery, Producer, Record, message};
 use crate::stock::keys;
 
 /// First and longest wait after a failed delivery or a failed Redis command.
@@ -32,7 +31,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// Longest wait for a stream that no purchase has made yet, as long as the first one then waits to be seen.
 const STREAM_PATIENCE: Duration = Duration::from_millis(200);
 
-type Batch = Vec<Parcel<Receipt>>;
+type Batch = Vec<Delivery<Receipt>>;
 
 /// The relay of one sale.
 pub struct Worker {
@@ -45,9 +44,9 @@ pub struct Worker {
     /// How long an outbox with entries in it is kept at least, from now on.
     retention: Duration,
     stream: Stream,
-    publisher: Publisher,
+    producer: Producer,
     metrics: Metrics,
-    homes: Homes,
+    flush_status: RelayFlushStatus,
     /// Handed to Kafka, oldest first. At most two batches.
     under_way: VecDeque<Batch>,
     /// Confirmed by Kafka, still in the stream.
@@ -71,11 +70,11 @@ impl Worker {
         settings: &Settings,
         sale: SaleId,
         consumer: &str,
-        publisher: Publisher,
+        producer: Producer,
         metrics: Metrics,
-        homes: Homes,
+        flush_status: RelayFlushStatus,
     ) -> Result<Self, RedisError> {
-        homes.enter(sale);
+        flush_status.enter(sale);
         let block = Duration::from_millis(settings.outbox.block_ms);
         let claim_after = Duration::from_millis(settings.outbox.claim_after_ms);
         let now = Instant::now();
@@ -88,9 +87,9 @@ impl Worker {
             claim_after,
             retention: settings.redis.retention(),
             stream: Stream::new(&settings.redis, block, keys::outbox(sale), consumer.to_owned())?,
-            publisher,
+            producer,
             metrics,
-            homes,
+            flush_status,
             under_way: VecDeque::new(),
             confirmed: Vec::new(),
             own: Some("0".to_owned()),
@@ -113,7 +112,7 @@ impl Worker {
         if let Err(error) = self.settle_all(stop).await {
             warn!(sale = %self.sale, %error, "the outbox cannot be reached at the stop");
         }
-        self.homes.leave(self.sale);
+        self.flush_status.leave(self.sale);
         let left = self.confirmed.len() + self.under_way.iter().map(Vec::len).sum::<usize>();
         if left > 0 {
             warn!(sale = %self.sale, left, "entries left in the outbox for another relay");
@@ -146,7 +145,7 @@ impl Worker {
         self.measure().await?;
         let entries = self.next_entries(stop).await?;
         if !entries.is_empty() {
-            let batch = entries.into_iter().map(|entry| self.parcel(entry)).collect::<Vec<_>>();
+            let batch = entries.into_iter().map(|entry| self.delivery(entry)).collect::<Vec<_>>();
             self.under_way.push_back(batch);
             self.send(self.under_way.len() - 1).await;
             if self.under_way.len() == 1 {
@@ -167,7 +166,7 @@ impl Worker {
             }
             if self.own.as_deref() == Some("0") {
                 // All that was read before this connection is in Kafka now; from here on only its process is read.
-                self.homes.report(self.sale, self.stream.run_id().await?);
+                self.flush_status.report(self.sale, self.stream.run_id().await?);
             }
             let entries = self.read_again().await?;
             if !entries.is_empty() {
@@ -217,10 +216,10 @@ impl Worker {
         Ok(entries)
     }
 
-    fn parcel(&self, entry: Entry) -> Parcel<Receipt> {
+    fn delivery(&self, entry: Entry) -> Delivery<Receipt> {
         let order = entry.field("order").unwrap_or_default().to_vec();
-        let letter = match entry.order(self.sale) {
-            Ok(order) => Letter {
+        let record = match entry.order(self.sale) {
+            Ok(order) => Record {
                 topic: Arc::clone(&self.topic),
                 // The buyer, not the sale: one hot sale is to keep every partition busy.
                 key: order.user.as_str().as_bytes().to_vec(),
@@ -229,7 +228,7 @@ impl Worker {
             },
             Err(reason) => {
                 error!(sale = %self.sale, entry = entry.id, %reason, "an outbox entry is no order: to the dead letters");
-                Letter {
+                Record {
                     topic: Arc::clone(&self.dead_letters),
                     key: entry.id.clone().into_bytes(),
                     payload: entry.to_json(),
@@ -237,12 +236,12 @@ impl Worker {
                 }
             }
         };
-        Parcel::new(letter, Receipt { id: entry.id, order })
+        Delivery::new(record, Receipt { id: entry.id, order })
     }
 
     /// Hands what is here of a batch to the producer.
     async fn send(&mut self, at: usize) {
-        if let Err(error) = self.publisher.send(&mut self.under_way[at]).await {
+        if let Err(error) = self.producer.send(&mut self.under_way[at]).await {
             self.failed(&error).await;
         }
     }
@@ -250,7 +249,7 @@ impl Worker {
     async fn failed(&mut self, error: &KafkaError) {
         debug!(sale = %self.sale, %error, "a delivery failed");
         self.condition.failed(error);
-        self.publisher.revive(&self.topic, error).await;
+        self.producer.replace_if_broken(&self.topic, error).await;
     }
 
     async fn settle_all(&mut self, stop: &CancellationToken) -> Result<(), RedisError> {
@@ -264,12 +263,12 @@ impl Worker {
         self.remove_confirmed().await
     }
 
-    /// Waits until Kafka has confirmed the oldest batch, for ever: a letter that failed is sent again from memory.
+    /// Waits until Kafka has confirmed the oldest batch, for ever: a record that failed is sent again from memory.
     /// Only `stop` ends that, and leaves the unconfirmed ones in the batch.
     async fn settle_oldest(&mut self, stop: &CancellationToken) -> Result<(), RedisError> {
         let mut backoff = Backoff::new(RETRY.0, RETRY.1);
         while let Some(batch) = self.under_way.front_mut() {
-            let waiting = self.publisher.reports(batch);
+            let waiting = self.producer.await_acks(batch);
             let Ok(reports) = timeout(self.claim_after / 2, waiting).await else {
                 self.keep_hold().await;
                 continue;
@@ -297,21 +296,21 @@ impl Worker {
     /// After a stop: one last look at every batch, no new tries.
     async fn settle_rest_once(&mut self) -> Result<(), RedisError> {
         for at in 0..self.under_way.len() {
-            let _ = self.publisher.reports(&mut self.under_way[at]).await;
+            let _ = self.producer.await_acks(&mut self.under_way[at]).await;
             self.collect(at);
         }
         self.remove_confirmed().await
     }
 
-    /// Takes the confirmed letters out of a batch.
+    /// Takes the confirmed records out of a batch.
     fn collect(&mut self, at: usize) {
         let (delivered, rest): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.under_way[at]).into_iter().partition(Parcel::is_delivered);
+            std::mem::take(&mut self.under_way[at]).into_iter().partition(Delivery::is_delivered);
         self.under_way[at] = rest;
-        let dead = delivered.iter().filter(|parcel| *parcel.topic() == self.dead_letters).count();
+        let dead = delivered.iter().filter(|delivery| *delivery.topic() == self.dead_letters).count();
         self.metrics.dead_lettered.inc_by(dead as u64);
         self.metrics.published.inc_by((delivered.len() - dead) as u64);
-        self.confirmed.extend(delivered.into_iter().map(|parcel| parcel.note));
+        self.confirmed.extend(delivered.into_iter().map(|delivery| delivery.context));
     }
 
     async fn remove_confirmed(&mut self) -> Result<(), RedisError> {
@@ -333,7 +332,7 @@ impl Worker {
     /// its entries and publishes them a second time. Failing at that is harmless.
     async fn keep_hold(&mut self) {
         for batch in &self.under_way {
-            let ids = batch.iter().map(|parcel| parcel.note.id.as_str());
+            let ids = batch.iter().map(|delivery| delivery.context.id.as_str());
             if let Err(error) = self.stream.keep(ids).await {
                 debug!(sale = %self.sale, %error, "cannot show that this relay is alive");
                 // The next connection may be to another process.

@@ -2,7 +2,7 @@
 
 use super::{Auditor, Error};
 use crate::domain::{OrderMessage, SaleId};
-use crate::outbox::{Letter, Parcel, message};
+use crate::kafka::{Delivery, Record, message};
 use crate::stock::ClaimRecord;
 use crate::stock::script::ReleaseCode;
 
@@ -30,19 +30,19 @@ impl Auditor {
         let messages = self.stock.messages(sale, generation, claims).await?;
         tracing::warn!(%sale, orders = messages.len(), "accepted orders without a row are published again");
         let topic: std::sync::Arc<str> = self.kafka.topic.as_str().into();
-        let parcel = |order: &OrderMessage| {
+        let delivery = |order: &OrderMessage| {
             let key = order.user.as_str().as_bytes().to_vec();
-            let letter = Letter { topic: topic.clone(), key, payload: message::encode(order), headers: Vec::new() };
-            Parcel::new(letter, ())
+            let record = Record { topic: topic.clone(), key, payload: message::encode(order), headers: Vec::new() };
+            Delivery::new(record, ())
         };
-        let mut parcels: Vec<_> = messages.iter().map(parcel).collect();
-        let sent = self.publisher.send(&mut parcels).await;
-        let reported = self.publisher.reports(&mut parcels).await;
+        let mut deliveries: Vec<_> = messages.iter().map(delivery).collect();
+        let sent = self.producer.send(&mut deliveries).await;
+        let reported = self.producer.await_acks(&mut deliveries).await;
         // What failed still has its claim, and is found again by the next run.
         if let Err(error) = sent.and(reported) {
-            self.publisher.revive(&self.kafka.topic, &error).await;
+            self.producer.replace_if_broken(&self.kafka.topic, &error).await;
             return Err(Error::Kafka(error.into()));
         }
-        Ok(parcels.len() as u64)
+        Ok(deliveries.len() as u64)
     }
 }

@@ -6,7 +6,7 @@ use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 use crate::ledger;
-use crate::outbox::Homes;
+use crate::outbox::RelayFlushStatus;
 
 const EVERY: Duration = Duration::from_millis(250);
 
@@ -20,12 +20,12 @@ const UNFLUSHED: &str = "
     WHERE seen_at > clock_timestamp() - $1 * interval '1 millisecond' AND flushed_home IS DISTINCT FROM $2";
 
 /// Writes the heartbeat of one relay until `stop`, and then takes it back: a relay that ended in order holds nothing.
-pub async fn run(pool: PgPool, relay: String, homes: Homes, stop: CancellationToken) {
+pub async fn run(pool: PgPool, relay: String, flush_status: RelayFlushStatus, stop: CancellationToken) {
     let mut failing = false;
     while !stop.is_cancelled() {
         // A relay without a worker has read nothing.
-        if !homes.is_empty() {
-            let beat = sqlx::query(BEAT).bind(&relay).bind(homes.flushed()).execute(&pool).await;
+        if !flush_status.is_empty() {
+            let beat = sqlx::query(BEAT).bind(&relay).bind(flush_status.flushed()).execute(&pool).await;
             if let Err(error) = &beat
                 && !failing
             {

@@ -26,9 +26,9 @@ use tokio::sync::Semaphore;
 use crate::catalogue::Catalogue;
 use crate::config;
 use crate::domain::{Sale, SaleId};
+use crate::kafka::Producer;
 use crate::ledger::{self, Ledger};
 use crate::lock::{self, AcquireError, Fence, Lock, Name, Released, fence};
-use crate::outbox::Publisher;
 use crate::stock::script::StockCode;
 use crate::stock::{self, Stock};
 
@@ -67,7 +67,7 @@ pub struct Auditor {
     ledger: Ledger,
     stock: Stock,
     lock: Lock,
-    publisher: Publisher,
+    producer: Producer,
     /// For the sales that are worked on at a time: half of the connections to PostgreSQL, which others need, too.
     seats: Semaphore,
     metrics: Metrics,
@@ -79,7 +79,7 @@ pub struct Parts {
     pub ledger: Ledger,
     pub stock: Stock,
     pub lock: Lock,
-    pub publisher: Publisher,
+    pub producer: Producer,
 }
 
 impl Auditor {
@@ -90,7 +90,7 @@ impl Auditor {
         parts: Parts,
         registry: &prometheus::Registry,
     ) -> Result<Self, prometheus::Error> {
-        let Parts { catalogue, ledger, stock, lock, publisher } = parts;
+        let Parts { catalogue, ledger, stock, lock, producer } = parts;
         Ok(Self {
             settings: settings.reconcile.clone(),
             kafka: settings.kafka.clone(),
@@ -99,7 +99,7 @@ impl Auditor {
             ledger,
             stock,
             lock,
-            publisher,
+            producer,
             seats: Semaphore::new((settings.postgres.max_connections / 2).max(1) as usize),
             metrics: Metrics::registered(registry)?,
         })

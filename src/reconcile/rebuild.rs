@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::rounds::Seat;
 use super::{Auditor, Error, heartbeat};
-use crate::consumer;
 use crate::domain::{OrderId, Sale, SaleId, UserId};
+use crate::kafka;
 use crate::ledger::{Warm, WarmRequest};
 use crate::lock::Fence;
 use crate::stock::codec::{encode_claim, encode_request};
@@ -158,7 +158,7 @@ impl Auditor {
         loop {
             let kafka = self.kafka.clone();
             // Asking Kafka blocks a thread.
-            let asked = tokio::task::spawn_blocking(move || consumer::ahead(&kafka, then)).await;
+            let asked = tokio::task::spawn_blocking(move || kafka::lag::measure(&kafka, then)).await;
             let (ahead, marks) = asked.map_err(anyhow::Error::from).flatten().map_err(Error::Kafka)?;
             if ahead == 0 {
                 return Ok(());

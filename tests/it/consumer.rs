@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use prometheus::Registry;
 use sandbox::Options;
 use seckill::config::Settings;
-use seckill::consumer::{Consumer, Fault, Record, backlog};
+use seckill::consumer::{Consumer, Fault, Recorder};
 use seckill::domain::{OrderId, OrderMessage, SaleId};
+use seckill::kafka::lag::backlog;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -47,7 +48,7 @@ impl Counting {
     }
 }
 
-impl Record for Counting {
+impl Recorder for Counting {
     async fn record(&self, orders: &[OrderMessage]) -> Result<(), Fault> {
         let _ = self.seen.send(orders.to_vec());
         self.before.acquire().await.unwrap().forget();
@@ -69,7 +70,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(settings: &Settings, recorder: impl Record + Sync) -> Self {
+    fn start(settings: &Settings, recorder: impl Recorder + Sync) -> Self {
         let (stop, registry) = (CancellationToken::new(), Registry::new());
         let consumer = Consumer::new(settings, recorder, &registry).unwrap();
         let task = tokio::spawn(consumer.run(stop.clone()));
@@ -177,7 +178,7 @@ async fn a_consumer_killed_between_rows_and_offsets_makes_the_orders_come_again(
 async fn poison_goes_to_the_dead_letters_with_its_reason_and_the_good_order_behind_it_is_written() {
     let settings = settings("consumer_poison").await;
     let good = orders(sale(1), 0..3);
-    let bytes = seckill::outbox::message::encode;
+    let bytes = seckill::kafka::message::encode;
     let newer = String::from_utf8(bytes(&good[0])).unwrap().replace("\"v\":1", "\"v\":2").into_bytes();
     // One key: all in one partition, behind each other.
     let at_one_place = |payload| ("buyer".to_owned(), payload);
@@ -215,7 +216,7 @@ struct Switched {
     away: Arc<Mutex<bool>>,
 }
 
-impl Record for Switched {
+impl Recorder for Switched {
     async fn record(&self, orders: &[OrderMessage]) -> Result<(), Fault> {
         if *self.away.lock().unwrap() {
             return Err(Fault::Later(anyhow::anyhow!("the message is of a generation to come")));

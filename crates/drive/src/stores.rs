@@ -6,8 +6,8 @@ use anyhow::Context;
 
 use super::observer::StoreObserver;
 use seckill::config::{self, Settings};
-use seckill::consumer;
 use seckill::domain::SaleId;
+use seckill::kafka;
 use seckill::ledger::Ledger;
 use seckill::promises::{Flow, LedgerView, RedisView};
 use seckill::stock::Stock;
@@ -68,7 +68,7 @@ impl StoreObserver for Stores {
         let outbox = redis.map_or(0, |redis| redis.outbox);
         let kafka = kafka.clone();
         // Asking Kafka blocks a thread.
-        let backlog = tokio::task::spawn_blocking(move || consumer::backlog(&kafka)).await??;
+        let backlog = tokio::task::spawn_blocking(move || kafka::lag::backlog(&kafka)).await??;
         Ok(Some(Flow { outbox, backlog, rebuilding }))
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
-use seckill::outbox::{Letter, Parcel, Publisher, message};
+use seckill::kafka::{Delivery, Producer, Record, message};
 use sqlx::{Connection, PgConnection, Row};
 use time::OffsetDateTime;
 
@@ -43,15 +43,15 @@ pub fn orders(sale: SaleId, count: u32) -> Vec<OrderMessage> {
 }
 
 /// Hands them to Kafka, and returns when it has confirmed all of them.
-pub async fn publish(testbed: &TestBed, publisher: &Publisher, orders: &[OrderMessage]) -> anyhow::Result<()> {
+pub async fn publish(testbed: &TestBed, producer: &Producer, orders: &[OrderMessage]) -> anyhow::Result<()> {
     let topic: Arc<str> = testbed.cluster.settings.kafka.topic.as_str().into();
-    let letter = |order: &OrderMessage| {
+    let record = |order: &OrderMessage| {
         let (topic, payload) = (Arc::clone(&topic), message::encode(order));
-        Letter { topic, key: order.user.as_str().into(), payload, headers: Vec::new() }
+        Record { topic, key: order.user.as_str().into(), payload, headers: Vec::new() }
     };
-    let mut parcels: Vec<_> = orders.iter().map(|order| Parcel::new(letter(order), ())).collect();
-    publisher.send(&mut parcels).await?;
-    publisher.reports(&mut parcels).await?;
+    let mut deliveries: Vec<_> = orders.iter().map(|order| Delivery::new(record(order), ())).collect();
+    producer.send(&mut deliveries).await?;
+    producer.await_acks(&mut deliveries).await?;
     Ok(())
 }
 

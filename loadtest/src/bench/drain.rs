@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use seckill::outbox::Publisher;
+use seckill::kafka::Producer;
 use tokio::time::sleep;
 
 use super::backlog;
@@ -49,13 +49,13 @@ const INSERTED: Figure = Figure {
 
 pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
     let testbed = TestBed::with(&["consume"]).await?;
-    let publisher = Publisher::new(&testbed.cluster.settings.kafka)?;
+    let producer = Producer::new(&testbed.cluster.settings.kafka)?;
     // The first drain waits until the consumer has its partitions.
-    drain(&testbed, &publisher, plan.orders / WARM_UP).await?;
+    drain(&testbed, &producer, plan.orders / WARM_UP).await?;
     insert(&testbed, plan.orders / WARM_UP).await?;
     let round = async |baseline_first: bool| -> Measured<(f64, f64)> {
         let early = if baseline_first { Some(insert(&testbed, plan.orders).await?) } else { None };
-        let persisted = drain(&testbed, &publisher, plan.orders).await?;
+        let persisted = drain(&testbed, &producer, plan.orders).await?;
         let inserted = match early {
             Some(early) => early,
             None => insert(&testbed, plan.orders).await?,
@@ -73,13 +73,13 @@ pub async fn measure(plan: Plan, report: &mut Report) -> anyhow::Result<()> {
 }
 
 /// Orders per second that the consumer writes.
-async fn drain(testbed: &TestBed, publisher: &Publisher, count: u32) -> anyhow::Result<f64> {
+async fn drain(testbed: &TestBed, producer: &Producer, count: u32) -> anyhow::Result<f64> {
     let sale = testbed.open(count).await?;
     let orders = backlog::orders(sale, count);
     backlog::empty(testbed).await?;
     let consumer = testbed.cluster.part("consume")?;
     consumer.pause()?;
-    backlog::publish(testbed, publisher, &orders).await?;
+    backlog::publish(testbed, producer, &orders).await?;
     let begin = Instant::now();
     consumer.resume()?;
     while testbed.sold_in_ledger(sale).await? < count {
@@ -95,7 +95,7 @@ async fn drain(testbed: &TestBed, publisher: &Publisher, count: u32) -> anyhow::
     // Orders whose offsets are not committed yet would be consumed again in the next round.
     until("the offsets are committed", async || {
         let kafka = testbed.cluster.settings.kafka.clone();
-        let left = tokio::task::spawn_blocking(move || seckill::consumer::backlog(&kafka)).await;
+        let left = tokio::task::spawn_blocking(move || seckill::kafka::lag::backlog(&kafka)).await;
         left.is_ok_and(|left| left.is_ok_and(|left| left == 0))
     })
     .await?;

@@ -13,8 +13,8 @@ use drive::client::{Caller, Client, Limits};
 use drive::environment::{SandboxSettings, env_for};
 use sandbox::{Options, Process, Sandbox, free_port};
 use seckill::config::Settings;
+use seckill::kafka;
 use seckill::ledger::{self, Ledger};
-use seckill::outbox;
 
 /// How long a node may take to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -101,7 +101,7 @@ impl Cluster {
         ledger::migrate(ledger.pool()).await.context("the schema")?;
         if sandbox.broker_kind() != MOCK_BROKER {
             // The mock cannot create topics on request; its topics came with the settings.
-            outbox::topics::ensure(&settings.kafka).await.context("the topics")?;
+            kafka::topics::ensure(&settings.kafka).await.context("the topics")?;
         }
         let mut cluster =
             Self { parts: Vec::new(), program: program.clone(), spec, sandbox, settings, urls: Vec::new() };

@@ -71,7 +71,7 @@ async fn topic_recreated(testbed: &mut TestBed, round: &Round) -> anyhow::Result
     let kafka = &testbed.cluster.settings.kafka;
     topic::delete(kafka, &kafka.topic).await?;
     until("the topic can be created again", async || {
-        seckill::outbox::topics::ensure(kafka).await.is_ok() && topic::exists(kafka, &kafka.topic).await
+        seckill::kafka::topics::ensure(kafka).await.is_ok() && topic::exists(kafka, &kafka.topic).await
     })
     .await?;
     Ok(Figures::new())

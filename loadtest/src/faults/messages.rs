@@ -4,7 +4,7 @@ use anyhow::{Context, ensure};
 use redis::AsyncCommands;
 use redis::streams::StreamRangeReply;
 use seckill::domain::SaleId;
-use seckill::outbox::message::decode;
+use seckill::kafka::message::decode;
 use seckill::stock::keys;
 use serde_json::json;
 

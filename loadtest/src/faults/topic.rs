@@ -10,7 +10,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Message;
 use rdkafka::{Offset, TopicPartitionList};
 use seckill::config;
-use seckill::outbox::{Letter, Parcel, Publisher};
+use seckill::kafka::{Delivery, Producer, Record};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -53,12 +53,12 @@ fn consumer(kafka: &config::Kafka) -> anyhow::Result<BaseConsumer> {
 
 /// Writes to the topic of orders, and returns once Kafka has it all.
 pub async fn write(kafka: &config::Kafka, messages: impl IntoIterator<Item = Sent>) -> anyhow::Result<u64> {
-    let publisher = Publisher::new(kafka)?;
-    let letter = |(key, payload)| Letter { topic: kafka.topic.as_str().into(), key, payload, headers: Vec::new() };
-    let mut parcels: Vec<_> = messages.into_iter().map(|sent| Parcel::new(letter(sent), ())).collect();
-    publisher.send(&mut parcels).await?;
-    publisher.reports(&mut parcels).await?;
-    Ok(parcels.len() as u64)
+    let producer = Producer::new(kafka)?;
+    let record = |(key, payload)| Record { topic: kafka.topic.as_str().into(), key, payload, headers: Vec::new() };
+    let mut deliveries: Vec<_> = messages.into_iter().map(|sent| Delivery::new(record(sent), ())).collect();
+    producer.send(&mut deliveries).await?;
+    producer.await_acks(&mut deliveries).await?;
+    Ok(deliveries.len() as u64)
 }
 
 /// Deletes a topic. Returns before the broker has quite done it.

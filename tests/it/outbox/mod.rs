@@ -8,7 +8,8 @@ use prometheus::Registry;
 use redis::aio::MultiplexedConnection;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
-use seckill::outbox::{Homes, Metrics, Publisher, Relay, Worker};
+use seckill::kafka::Producer;
+use seckill::outbox::{Metrics, Relay, RelayFlushStatus, Worker};
 use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 
@@ -31,9 +32,16 @@ fn cut_off(settings: &Settings) -> Settings {
 }
 
 fn worker(settings: &Settings, sale: SaleId, name: &str) -> Worker {
-    let publisher = Publisher::new(&settings.kafka).unwrap();
-    Worker::new(settings, sale, name, publisher, Metrics::registered(&Registry::new()).unwrap(), Homes::default())
-        .unwrap()
+    let producer = Producer::new(&settings.kafka).unwrap();
+    Worker::new(
+        settings,
+        sale,
+        name,
+        producer,
+        Metrics::registered(&Registry::new()).unwrap(),
+        RelayFlushStatus::default(),
+    )
+    .unwrap()
 }
 
 fn relay(settings: &Settings, sales: &[SaleId]) -> Relay {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use prometheus::Registry;
 use sandbox::Options;
-use seckill::outbox::{Homes, Metrics, Publisher, Relay, Worker};
+use seckill::kafka::Producer;
+use seckill::outbox::{Metrics, Relay, RelayFlushStatus, Worker};
 use seckill::stock::keys;
 use tokio_util::sync::CancellationToken;
 
@@ -33,7 +34,7 @@ async fn an_outbox_with_orders_in_it_does_not_expire_while_kafka_is_away() {
 #[tokio::test]
 async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
     let (own, mut settings) = settings_with_own("relay_outage", Options::none().kafka()).await;
-    // So short that every letter fails at least once: it is the relay that does not give up.
+    // So short that every record fails at least once: it is the relay that does not give up.
     settings.kafka.delivery_timeout_ms = 1000;
     let mut redis = redis(&settings).await;
     let sales = [sale(1), sale(2)];
@@ -106,9 +107,10 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
     settings.kafka.delivery_timeout_ms = 2000;
     let mut redis = redis(&settings).await;
     append(&mut redis, &orders(sale(1), 0..500)).await;
-    let publisher = Publisher::with_queue(&settings.kafka, 10).unwrap();
+    let producer = Producer::with_queue(&settings.kafka, 10).unwrap();
     let metrics = Metrics::registered(&Registry::new()).unwrap();
-    let worker = Worker::new(&settings, sale(1), "full", publisher, metrics.clone(), Homes::default()).unwrap();
+    let worker =
+        Worker::new(&settings, sale(1), "full", producer, metrics.clone(), RelayFlushStatus::default()).unwrap();
     let stop = CancellationToken::new();
     let longest = Arc::new(AtomicU64::new(0));
     let ticker = tokio::spawn({
@@ -132,7 +134,7 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
     stop.cancel();
     running.await.unwrap();
     ticker.abort();
-    // A send that waits inside the producer would hold the thread until a letter fails, for two seconds.
+    // A send that waits inside the producer would hold the thread until a record fails, for two seconds.
     assert!(longest.load(Ordering::Relaxed) < 500, "{longest:?} ms without a turn for others");
     assert_eq!(length(&mut redis, sale(1)).await, 500);
 }

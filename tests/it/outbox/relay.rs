@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use prometheus::Registry;
 use redis::aio::MultiplexedConnection;
 use seckill::config::Settings;
-use seckill::outbox::{Homes, Metrics, Publisher, Worker};
+use seckill::kafka::Producer;
+use seckill::outbox::{Metrics, RelayFlushStatus, Worker};
 use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 
@@ -23,8 +24,8 @@ async fn settings(name: &str) -> Settings {
 }
 
 fn worker(settings: &Settings, name: &str) -> Worker {
-    let publisher = Publisher::new(&settings.kafka).unwrap();
-    Worker::new(settings, sale(1), name, publisher, Metrics::registered(&Registry::new()).unwrap(), Homes::default())
+    let producer = Producer::new(&settings.kafka).unwrap();
+    Worker::new(settings, sale(1), name, producer, Metrics::registered(&Registry::new()).unwrap(), RelayFlushStatus::default())
         .unwrap()
 }
 

@@ -5,9 +5,9 @@ use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, OrderStatus, Outcome, Purchase, Rejection, Sale};
+use seckill::kafka::Producer;
 use seckill::ledger::StockRow;
 use seckill::lock::Lock;
-use seckill::outbox::Publisher;
 use seckill::reconcile::{Auditor, Parts};
 use seckill::stock::keys;
 use secrecy::ExposeSecret;
@@ -37,7 +37,7 @@ impl Bench {
             ledger: running.service.ledger.clone(),
             stock: running.service.stock.clone(),
             lock: lock.clone(),
-            publisher: Publisher::new(&settings.kafka).expect("a producer"),
+            producer: Producer::new(&settings.kafka).expect("a producer"),
         };
         let auditor = Auditor::new(settings, parts, &Registry::new()).expect("metrics");
         Self { running, auditor, lock }

@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 use sandbox::{Options, Sandbox};
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
-use seckill::outbox;
+use seckill::kafka::{self, Delivery, Producer, Record};
 use seckill::stock::keys::{self, RELAY_GROUP};
 use secrecy::ExposeSecret;
 
@@ -57,7 +57,7 @@ async fn short_waits(mut settings: Settings) -> Settings {
     settings.outbox.claim_after_ms = 300;
     settings.consumer.retry_ms = 10;
     settings.consumer.max_retry_ms = 50;
-    outbox::topics::ensure(&settings.kafka).await.unwrap();
+    kafka::topics::ensure(&settings.kafka).await.unwrap();
     settings
 }
 
@@ -117,7 +117,7 @@ pub struct Stored {
 
 impl Stored {
     pub fn order(&self) -> OrderMessage {
-        outbox::message::decode(&self.payload).unwrap()
+        kafka::message::decode(&self.payload).unwrap()
     }
 }
 
@@ -171,18 +171,18 @@ pub async fn copies(settings: &Settings) -> BTreeMap<OrderId, usize> {
 
 /// Puts messages into the topic of orders as they are.
 pub async fn publish(settings: &Settings, payloads: impl IntoIterator<Item = (String, Vec<u8>)>) {
-    let publisher = outbox::Publisher::new(&settings.kafka).unwrap();
+    let producer = Producer::new(&settings.kafka).unwrap();
     let topic: std::sync::Arc<str> = settings.kafka.topic.as_str().into();
-    let letter = |(key, payload): (String, Vec<u8>)| {
-        let letter = outbox::Letter { topic: topic.clone(), key: key.into_bytes(), payload, headers: Vec::new() };
-        outbox::Parcel::new(letter, ())
+    let record = |(key, payload): (String, Vec<u8>)| {
+        let record = Record { topic: topic.clone(), key: key.into_bytes(), payload, headers: Vec::new() };
+        Delivery::new(record, ())
     };
-    let mut parcels: Vec<_> = payloads.into_iter().map(letter).collect();
-    publisher.send(&mut parcels).await.unwrap();
-    publisher.reports(&mut parcels).await.unwrap();
+    let mut deliveries: Vec<_> = payloads.into_iter().map(record).collect();
+    producer.send(&mut deliveries).await.unwrap();
+    producer.await_acks(&mut deliveries).await.unwrap();
 }
 
 pub async fn publish_orders(settings: &Settings, orders: &[OrderMessage]) {
-    let payload = |order: &OrderMessage| (order.user.to_string(), outbox::message::encode(order));
+    let payload = |order: &OrderMessage| (order.user.to_string(), kafka::message::encode(order));
     publish(settings, orders.iter().map(payload)).await;
 }

@@ -10,7 +10,7 @@ use seckill::config::Settings;
 use seckill::domain::{Sale, SaleId, SaleState};
 use seckill::promises::{CheckResult, Finding};
 use seckill::shutdown::{Stop, Stopped};
-use seckill::{app, ledger, outbox};
+use seckill::{app, kafka, ledger};
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
 
@@ -36,7 +36,7 @@ pub async fn prepared(mut settings: Settings) -> Settings {
     let ledger = app::ledger(&settings).await.expect("PostgreSQL answers");
     ledger::migrate(ledger.pool()).await.expect("migrations");
     number_sales_apart(ledger.pool()).await;
-    outbox::topics::ensure(&settings.kafka).await.expect("topics");
+    kafka::topics::ensure(&settings.kafka).await.expect("topics");
     settings.admission.address_per_second = 1_000_000;
     settings.admission.address_burst = 1_000_000;
     settings.admission.user_per_second = 1_000_000;

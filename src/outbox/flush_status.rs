@@ -1,18 +1,19 @@
-//! Which Redis a relay reads from, as far as it matters to a rebuild.
+//! Whether a relay has published what it had read from a Redis process that is gone. A rebuild waits for that.
 //!
-//! A relay may hold orders in memory that its Redis has forgotten since. A rebuild must not begin before they are in
-//! Kafka, so every worker says of which Redis process it has published everything that it had read *before*.
+//! A relay may hold orders in memory that its Redis has since lost. A rebuild must not begin before they are in Kafka. So
+//! every worker reports the run id of the Redis process that it reads from, once everything that it had read *before* is
+//! in Kafka.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::domain::SaleId;
 
-/// What the workers of one relay say. Clones share it.
+/// The reports of the workers of one relay. Clones share them.
 #[derive(Clone, Default)]
-pub struct Homes(Arc<Mutex<HashMap<SaleId, Option<String>>>>);
+pub struct RelayFlushStatus(Arc<Mutex<HashMap<SaleId, Option<String>>>>);
 
-impl Homes {
+impl RelayFlushStatus {
     /// A worker begins: until it reports, nothing is known of it.
     pub(super) fn enter(&self, sale: SaleId) {
         self.lock().insert(sale, None);
@@ -35,10 +36,10 @@ impl Homes {
 
     /// The run id that all workers have reported, if they agree.
     pub fn flushed(&self) -> Option<String> {
-        let homes = self.lock();
-        let mut reported = homes.values();
+        let reports = self.lock();
+        let mut reported = reports.values();
         let first = reported.next()?.clone()?;
-        reported.all(|home| home.as_ref() == Some(&first)).then_some(first)
+        reported.all(|run_id| run_id.as_ref() == Some(&first)).then_some(first)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<SaleId, Option<String>>> {
@@ -53,14 +54,14 @@ mod tests {
     #[test]
     fn a_relay_has_flushed_only_when_all_its_workers_have() {
         let sale = |id| SaleId::new(id).expect("a sale id");
-        let homes = Homes::default();
-        homes.enter(sale(1));
-        homes.enter(sale(2));
-        homes.report(sale(1), "a".to_owned());
-        assert_eq!(homes.flushed(), None);
-        homes.report(sale(2), "b".to_owned());
-        assert_eq!(homes.flushed(), None, "one of them still reads from another process");
-        homes.report(sale(1), "b".to_owned());
-        assert_eq!(homes.flushed().as_deref(), Some("b"));
+        let status = RelayFlushStatus::default();
+        status.enter(sale(1));
+        status.enter(sale(2));
+        status.report(sale(1), "a".to_owned());
+        assert_eq!(status.flushed(), None);
+        status.report(sale(2), "b".to_owned());
+        assert_eq!(status.flushed(), None, "one of them still reads from another process");
+        status.report(sale(1), "b".to_owned());
+        assert_eq!(status.flushed().as_deref(), Some("b"));
     }
 }

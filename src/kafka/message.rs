@@ -101,7 +101,7 @@ pub fn decode(bytes: &[u8]) -> Result<OrderMessage, Malformed> {
 const MAX_TEXT: usize = 1024;
 
 /// Refuses what can be spelled and cannot be an order.
-pub(super) fn possible(message: OrderMessage) -> Result<OrderMessage, Malformed> {
+pub(crate) fn possible(message: OrderMessage) -> Result<OrderMessage, Malformed> {
     let storable = |text: &str| (1..=MAX_TEXT).contains(&text.len()) && text.bytes().all(|b| (0x20..0x7f).contains(&b));
     let impossible = if message.id.sale() != Some(message.sale) {
         "the order id names another sale"
