@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Failure modes in brief: a node, Redis, Kafka, PostgreSQL and an auditor that fail in mid-sale cost no promise, and
+/// Failure modes in brief: a node, Redis, Kafka, PostgreSQL and a reconciler that fail in mid-sale cost no promise, and
 /// a Redis that forgets costs what only it knew.
 #[test]
 fn the_short_drill_keeps_every_promise_and_says_what_a_lost_redis_cost() {

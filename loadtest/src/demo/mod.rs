@@ -82,7 +82,7 @@ impl Demo {
         }
         say(format_args!("            up in {seconds:.1} s, in {}", cluster.sandbox.folder().display()))?;
         say(format_args!(
-            "  service   {} nodes, a relay, a consumer and an auditor, each a process of its own",
+            "  service   {} nodes, a relay, a consumer and a reconciler, each in its own process",
             self.nodes
         ))?;
         let post_purchase = Some(PostPurchase::paid_within(pay_within));

@@ -36,7 +36,7 @@ const RAISE: Spot = Spot::CommitOf("SET generation = GREATEST");
 /// The transaction that closes overdue orders.
 const EXPIRE: Spot = Spot::CommitOf("SET status = 'expired'");
 
-/// Long enough for the auditor to come back, and for what it frees to be bought.
+/// Long enough for the reconciler to come back, and for what it frees to be bought.
 const LONG: SaleSpec = SaleSpec { buyers: 1_800, window: Duration::from_secs(12), ..SaleSpec::WITH_RESERVE };
 
 macro_rules! points {
@@ -73,19 +73,19 @@ points! {
         "consume", Postgres, WRITE, Before, nothing, SaleSpec::USUAL, false;
     "consumer-crash-before-the-offsets", "the consumer dies with rows written and offsets not committed",
         "consume", Postgres, WRITE, After, nothing, SaleSpec::USUAL, true;
-    "auditor-crash-after-the-freeze", "the auditor dies after it has frozen the sale",
+    "auditor-crash-after-the-freeze", "the reconciler dies after it has frozen the sale",
         "reconcile", SecondRedis, FREEZE, After, restart_redis, SaleSpec::USUAL, false;
-    "auditor-crash-before-the-generation", "the auditor dies when it is about to raise the generation",
+    "auditor-crash-before-the-generation", "the reconciler dies when it is about to raise the generation",
         "reconcile", Postgres, RAISE, Before, restart_redis, SaleSpec::USUAL, false;
-    "auditor-crash-between-generation-and-warm", "the auditor dies with a generation that Redis does not know",
+    "auditor-crash-between-generation-and-warm", "the reconciler dies with a generation that Redis does not know",
         "reconcile", SecondRedis, WARM, Before, restart_redis, SaleSpec::USUAL, true;
-    "auditor-crash-after-the-warm", "the auditor dies when the sale sells again, while it still holds the lock",
+    "auditor-crash-after-the-warm", "the reconciler dies when the sale sells again, while it still holds the lock",
         "reconcile", SecondRedis, WARM, After, restart_redis, SaleSpec::USUAL, false;
-    "auditor-crash-before-the-expiry", "the auditor dies when it is about to close overdue orders",
+    "auditor-crash-before-the-expiry", "the reconciler dies when it is about to close overdue orders",
         "reconcile", Postgres, EXPIRE, Before, make_overdue, SaleSpec::PLENTY, false;
-    "auditor-crash-between-expiry-and-release", "the auditor dies when orders are closed in the ledger and not in Redis",
+    "auditor-crash-between-expiry-and-release", "the reconciler dies when orders are closed in the ledger and not in Redis",
         "reconcile", SecondRedis, RELEASE, Before, make_overdue, SaleSpec::PLENTY, false;
-    "auditor-crash-between-move-and-total", "the auditor dies when the reserve is released in the ledger and not in Redis",
+    "auditor-crash-between-move-and-total", "the reconciler dies when the reserve is released in the ledger and not in Redis",
         "reconcile", SecondRedis, STOCK, Before, nothing, LONG, false;
 }
 
@@ -101,7 +101,7 @@ struct Point {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Route {
     Redis,
-    /// The auditor's own proxy to Redis.
+    /// The reconciler's own proxy to Redis.
     SecondRedis,
     Postgres,
 }

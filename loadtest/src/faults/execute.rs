@@ -14,9 +14,9 @@ use super::round::Round;
 use super::testbed::TestBed;
 use crate::report::FaultResult;
 
-/// How long the auditor may take to repair what a fault left behind: its grace, and some rounds.
+/// How long the reconciler may take to repair what a fault left behind: its grace, and some rounds.
 const REPAIRED_WITHIN: Duration = Duration::from_secs(30);
-/// How long an excused loss may take to turn out to be no loss: the auditor's grace, and some rounds.
+/// How long an excused loss may take to turn out to be no loss: the reconciler's grace, and some rounds.
 const EXCUSED_AFTER: Duration = Duration::from_secs(6);
 /// The figure that counts the orders that only Redis knew when it lost its data.
 pub const AT_RISK: &str = "known_to_redis_alone";
@@ -79,7 +79,7 @@ async fn fill(result: &mut FaultResult, testbed: &mut TestBed, fault: &Fault, se
     testbed.cluster.check()
 }
 
-/// Checks until no promise is broken that must hold, for as long as the auditor may need.
+/// Checks until no promise is broken that must hold, for as long as the reconciler may need.
 async fn evaluate(result: &FaultResult, evaluation: &Evaluation<'_, drive::stores::Stores>) -> anyhow::Result<Report> {
     let begun = Instant::now();
     let mut confirmed = ConfirmedViolations::default();

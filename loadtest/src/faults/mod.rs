@@ -105,7 +105,7 @@ impl Faults {
 
 async fn drill(chosen: &[Fault]) -> anyhow::Result<Drill> {
     let mut testbed = TestBed::prepare().await?;
-    say(format_args!("{} faults on two nodes, a relay, a consumer and an auditor\n", chosen.len()))?;
+    say(format_args!("{} faults on two nodes, a relay, a consumer and a reconciler\n", chosen.len()))?;
     let mut faults = Vec::new();
     for (number, fault) in chosen.iter().enumerate() {
         let result = Box::pin(execute::execute(&mut testbed, fault, number as u64 + 1)).await;

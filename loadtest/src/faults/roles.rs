@@ -25,15 +25,15 @@ pub const FAULTS: &[Fault] = &[
     Fault::new("serve-kill", "kill -9 of one node of two, twice", |g, r| Box::pin(serve_kill(g, r))).quick(),
     Fault::new("relay-kill", "kill -9 of the only relay, twice", |g, r| Box::pin(twice(g, r, "relay"))),
     Fault::new("consumer-kill", "kill -9 of the only consumer, twice", |g, r| Box::pin(twice(g, r, "consume"))),
-    Fault::new("auditor-kill", "kill -9 of the auditor in the middle of a rebuild", |g, r| {
-        Box::pin(auditor_kill(g, r))
+    Fault::new("auditor-kill", "kill -9 of the reconciler in the middle of a rebuild", |g, r| {
+        Box::pin(reconciler_kill(g, r))
     }),
     Fault::new(
         "auditor-paused-past-its-lease",
-        "an auditor stops between snapshot and warm, another takes over, the first goes on",
-        |g, r| Box::pin(auditor_paused(g, r)),
+        "a reconciler pauses between snapshot and warm, another takes over, the first resumes",
+        |g, r| Box::pin(reconciler_paused(g, r)),
     ),
-    Fault::new("three-auditors", "three auditors see one restarted Redis", |g, r| Box::pin(three_auditors(g, r))),
+    Fault::new("three-auditors", "three reconcilers see one restarted Redis", |g, r| Box::pin(three_reconcilers(g, r))),
     Fault::new("one-clock-two-seconds-off", "the clock of one node is two seconds ahead, then two behind", |g, r| {
         Box::pin(clock_off(g, r))
     }),
@@ -60,7 +60,7 @@ async fn twice(testbed: &mut TestBed, round: &Round, part: &str) -> anyhow::Resu
     Ok(Figures::new())
 }
 
-/// Redis is restarted while the consumer is paused: the auditor has frozen the sale, and waits for the ledger to catch up.
+/// Redis is restarted while the consumer is paused: the reconciler has frozen the sale, and waits for the ledger to catch up.
 async fn until_a_rebuild_waits(testbed: &TestBed, round: &Round) -> anyhow::Result<()> {
     testbed.cluster.part("consume")?.pause()?;
     round.until_sold(20).await?;
@@ -74,7 +74,7 @@ async fn until_a_rebuild_waits(testbed: &TestBed, round: &Round) -> anyhow::Resu
     .await
 }
 
-async fn auditor_kill(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+async fn reconciler_kill(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     until_a_rebuild_waits(testbed, round).await?;
     let begun = Instant::now();
     testbed.kill_and_restart("reconcile")?;
@@ -83,9 +83,9 @@ async fn auditor_kill(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Fi
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(begun.elapsed()))]))
 }
 
-/// The first auditor has read what it will warm Redis with, and is stopped with the request on its way. By the time
-/// that arrives another auditor has rebuilt the sale, and it has sold.
-async fn auditor_paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+/// The first reconciler has read what it will warm Redis with, and is paused with the request in flight. When the request
+/// arrives, another reconciler has rebuilt the sale, and the sale has sold units.
+async fn reconciler_paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let warm = (Route::SecondRedis, WARM, Moment::Before);
     let (held, _) = hold(testbed, round, warm, |g, r| Box::pin(restart_redis(g, r))).await?;
     let begun = Instant::now();
@@ -106,7 +106,7 @@ async fn auditor_paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), took)]))
 }
 
-async fn three_auditors(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
+async fn three_reconcilers(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     testbed.cluster.add("reconcile-2", "reconcile")?;
     testbed.cluster.add("reconcile-3", "reconcile")?;
     let before = testbed.generation(round.sale).await?;

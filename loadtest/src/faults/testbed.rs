@@ -49,7 +49,7 @@ fn tune(sandbox: &Sandbox, part: &str, mut settings: Settings) -> Settings {
         settings.telemetry.filter = "info".to_owned();
     }
     let proxied = sandbox.proxied(&settings);
-    // The checks reach Redis whatever is cut, and so does the first node. The auditor has a proxy of its own.
+    // The checks reach Redis whatever is cut, and so does the first node. The reconciler has a proxy of its own.
     if part != "cluster" {
         settings.postgres.url = proxied.postgres.url;
         settings.kafka.brokers = proxied.kafka.brokers;
