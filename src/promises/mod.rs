@@ -39,6 +39,12 @@ pub enum CheckResult {
     Unknown,
 }
 
+impl From<bool> for CheckResult {
+    fn from(kept: bool) -> Self {
+        if kept { Self::Holds } else { Self::Broken }
+    }
+}
+
 impl Serialize for CheckResult {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let holds = match self {

@@ -1,4 +1,4 @@
-//! The operator of a run: puts a sale on through the admin API, and learns when it starts.
+//! A client of the admin API: opens a sale, and learns when it starts.
 
 use std::time::{Duration, Instant};
 
@@ -16,16 +16,16 @@ use super::client::{Caller, Client, Reply};
 use super::tokens::Tokens;
 use seckill::domain::{SaleId, SaleState, UserId};
 
-/// What is put on sale.
+/// A sale to be opened.
 #[derive(Clone, Debug)]
 pub struct NewSale {
     pub name: String,
     /// Units.
     pub stock: u32,
-    /// Units of them for the time when Redis is away; `None` is what the service keeps by default.
+    /// Units of them for the time when Redis cannot be reached; `None` is the default of the service.
     pub reserve: Option<u32>,
     pub max_quantity: u32,
-    /// From the moment of the call to the start of the sale: time for every node to hear of it.
+    /// From the moment of the call to the start of the sale: time for every node to learn of it.
     pub starts_in: Duration,
     pub lasts: Duration,
 }
@@ -38,11 +38,11 @@ pub struct OpenSale {
     pub start: Instant,
 }
 
-/// A promise, as the service's own audit finds it.
+/// A promise, as the audit of the service finds it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct AuditFinding {
     pub name: String,
-    /// `None`: not to be judged from the stores alone.
+    /// `None`: the stores alone do not tell.
     pub holds: Option<bool>,
     pub detail: String,
 }
@@ -57,7 +57,7 @@ struct Sale {
     server_time: OffsetDateTime,
 }
 
-/// An operator with a token.
+/// Calls the admin API with an operator's token.
 pub struct AdminClient<'a> {
     client: &'a Client,
     caller: Caller,
@@ -72,10 +72,10 @@ impl<'a> AdminClient<'a> {
     /// Creates and opens a sale, and waits until every node knows it as open.
     ///
     /// # Errors
-    /// When the service refuses, or a node has not heard of the sale when it starts.
+    /// When the service refuses, or a node does not know the sale when it starts.
     pub async fn open(&self, new_sale: &NewSale) -> anyhow::Result<OpenSale> {
         let draft = self.create(new_sale).await?;
-        // The start is told in the service's time: this machine's clock may differ.
+        // The start is in the service's time: this machine's clock may differ.
         let starts_at = draft.server_time + new_sale.starts_in;
         let change = json!({
             "state": "open",
@@ -115,7 +115,7 @@ impl<'a> AdminClient<'a> {
         Ok(())
     }
 
-    /// What the service itself finds of each promise.
+    /// What the audit of the service finds about each promise.
     ///
     /// # Errors
     /// When the service refuses or does not answer.
@@ -146,15 +146,15 @@ impl<'a> AdminClient<'a> {
         sale_of(&reply, 201).context("the sale cannot be created")
     }
 
-    /// Asks a node until it knows the sale as it was opened, and says when that is on this machine's clock.
+    /// Polls a node until it knows that the sale is open. Returns the start of the sale on this machine's clock.
     async fn wait_for(
         &self,
         node: usize,
         id: SaleId,
         starts_at: OffsetDateTime,
-        patience: Duration,
+        timeout: Duration,
     ) -> anyhow::Result<Instant> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let path: Uri = format!("/api/v1/sales/{id}").parse()?;
         loop {
             let asked = Instant::now();
@@ -163,13 +163,14 @@ impl<'a> AdminClient<'a> {
             if let Ok(sale) = sale_of(&reply, 200)
                 && (sale.state, sale.starts_at) == (SaleState::Open, starts_at)
             {
-                // Read somewhere on the way: the middle is off by half a round trip at most.
+                // The node read its clock between the request and the answer: the middle is off by at most half a round
+                // trip.
                 let read_at = asked + (answered - asked) / 2;
                 let wait = Duration::try_from(sale.starts_at - sale.server_time).ok();
-                return wait.map(|wait| read_at + wait).context("a node heard of the sale only after its start");
+                return wait.map(|wait| read_at + wait).context("a node learned of the sale only after its start");
             }
             if Instant::now() > deadline {
-                bail!("node {node} does not hear of sale {id}: {}", text(&reply));
+                bail!("node {node} does not know sale {id}: {}", text(&reply));
             }
             sleep(Duration::from_millis(50)).await;
         }

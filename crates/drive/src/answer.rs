@@ -1,4 +1,4 @@
-//! What a purchase was answered, in the words of the HTTP contract.
+//! The answer to a purchase, as the HTTP contract defines it.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use super::client::{Failure, Reply};
 use seckill::api::problem::Code;
 use seckill::domain::OrderId;
 
-/// Refusals in the order in which a purchase can meet them, and what each one means.
+/// The stages that can refuse a purchase, in their order, and the codes of each.
 pub const STAGES: [(&str, &[&str]); 4] = [
     (
-        "not a request to decide on",
+        "invalid request",
         &[
             Code::InvalidRequest.name(),
             Code::Unauthorized.name(),
@@ -22,8 +22,8 @@ pub const STAGES: [(&str, &[&str]); 4] = [
             Code::SaleNotFound.name(),
         ],
     ),
-    ("held back at the door", &[Code::RateLimited.name(), Code::Blocked.name(), Code::ChallengeRequired.name()]),
-    ("outside the opening hours", &[Code::SaleNotStarted.name(), Code::SalePaused.name(), Code::SaleEnded.name()]),
+    ("stopped by admission", &[Code::RateLimited.name(), Code::Blocked.name(), Code::ChallengeRequired.name()]),
+    ("sale not open", &[Code::SaleNotStarted.name(), Code::SalePaused.name(), Code::SaleEnded.name()]),
     ("refused by the stock", &[Code::AlreadyPurchased.name(), Code::NotEnoughLeft.name(), Code::SoldOut.name()]),
 ];
 
@@ -32,7 +32,7 @@ pub fn refusals() -> impl Iterator<Item = &'static str> {
     STAGES.into_iter().flat_map(|(_, codes)| codes.iter().copied())
 }
 
-/// How an answer came back, whatever it says.
+/// The HTTP status of an answer, or why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// An HTTP status.
@@ -60,17 +60,17 @@ impl Transport {
 pub enum Answer {
     /// 202.
     Accepted(OrderId),
-    /// A decided no.
+    /// Refused for good.
     Refused(Refusal),
     /// 5xx, timeout or reset: the buyer may hold an order or not.
     Undecided { status: Option<u16>, retry_after: Option<Duration> },
     /// Nothing was sent: the client could not connect.
     NotSent(String),
-    /// An answer that the contract does not know.
+    /// An answer outside the contract.
     Unexpected(String),
 }
 
-/// A decided no, and what it says besides.
+/// A decided refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// One of [`refusals`].
@@ -115,14 +115,14 @@ impl Answer {
                     let code = refusals().find(|code| *code == problem.code)?;
                     Some(Refusal { code, order: problem.order_id })
                 });
-                refusal.map_or_else(|| Self::foreign(&reply), Self::Refused)
+                refusal.map_or_else(|| Self::unexpected(&reply), Self::Refused)
             }
             500.. => Self::Undecided { status: Some(reply.status), retry_after: reply.retry_after },
-            _ => Self::foreign(&reply),
+            _ => Self::unexpected(&reply),
         }
     }
 
-    fn foreign(reply: &Reply) -> Self {
+    fn unexpected(reply: &Reply) -> Self {
         const SHOWN: usize = 120;
         let text = String::from_utf8_lossy(&reply.body[..reply.body.len().min(SHOWN)]).into_owned();
         Self::Unexpected(format!("{} {text}", reply.status))
@@ -131,5 +131,16 @@ impl Answer {
     /// Whether the buyer has to ask again to know.
     pub const fn is_open(&self) -> bool {
         matches!(self, Self::Undecided { .. } | Self::NotSent(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_breaks_after_the_request_leaves_the_purchase_undecided() {
+        let failure = Failure::Reset("by the peer".to_owned());
+        assert_eq!(Answer::of(Err(failure)), Answer::Undecided { status: None, retry_after: None });
     }
 }

@@ -1,8 +1,7 @@
-//! Where each buyer stands, from the first click to the last order.
+//! The state of each buyer, from the first click to the last order.
 //!
-//! In: every answer, and every order that ended. Decided: who holds an order that somebody must see to its end, who
-//! waits for units, and who has gone. Guaranteed: an order is handed out for its life once, and a buyer who waits is
-//! asked in by one look at a time.
+//! In: every answer, and every order that ended. Decided: whose order has to be followed, who waits for units, and who
+//! is done. Guaranteed: an order is handed out once to be followed, and a buyer has at most one retry at a time.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,40 +12,40 @@ use seckill::domain::OrderId;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BuyerState {
-    /// Has heard nothing that decides.
+    /// No answer has decided anything.
     Undecided,
-    /// Was turned away at the door or outside the hours: nobody spoke of units.
+    /// Refused by the rate limit, or because the sale is not open: nothing was said about units.
     HeldBack,
-    /// The last word was that too few units are left.
+    /// The last answer was that too few units are left.
     WantsUnit,
-    /// Was asked in and waits for the answer; did the last word before speak of units?
+    /// A retry is running; `wants_unit`: the state before it was [`BuyerState::WantsUnit`].
     Retrying {
         wants_unit: bool,
     },
     HoldsOrder(OrderId),
-    /// Wants nothing more, or may not.
+    /// Wants no more, or may not buy.
     Done,
 }
 
-/// The states of one crowd.
+/// The states of all buyers of one sale.
 pub struct BuyerStates(Mutex<Inner>);
 
 struct Inner {
-    of: Vec<BuyerState>,
+    states: Vec<BuyerState>,
     closed: HashSet<OrderId>,
     /// Buyers who had an order before.
     served: HashSet<u32>,
-    /// Where the next look for waiting buyers begins, so that everybody gets a turn.
+    /// Where the next search for waiting buyers begins, so that everybody gets a turn.
     next: usize,
 }
 
 impl BuyerStates {
     pub fn new(buyers: usize) -> Self {
-        let of = vec![BuyerState::Undecided; buyers];
-        Self(Mutex::new(Inner { of, closed: HashSet::new(), served: HashSet::new(), next: 0 }))
+        let states = vec![BuyerState::Undecided; buyers];
+        Self(Mutex::new(Inner { states, closed: HashSet::new(), served: HashSet::new(), next: 0 }))
     }
 
-    /// Takes in an answer to a purchase. Returns an order that nobody has seen yet.
+    /// Records an answer to a purchase. Returns its order if that is new.
     pub fn record_answer(&self, buyer: u32, answer: &Answer) -> Option<OrderId> {
         match answer {
             Answer::Accepted(order) | Answer::Refused(Refusal { order: Some(order), .. }) => {
@@ -64,9 +63,9 @@ impl BuyerStates {
     pub fn record_order(&self, buyer: u32, order: OrderId) -> Option<OrderId> {
         let mut inner = self.lock();
         let closed = inner.closed.contains(&order);
-        let state = &mut inner.of[buyer as usize];
+        let state = &mut inner.states[buyer as usize];
         if closed {
-            // Its claim goes in a moment; until then the stock takes the buyer for served.
+            // Its claim is released in a moment; until then the stock still counts the buyer as served.
             if matches!(state, BuyerState::Retrying { .. }) {
                 *state = BuyerState::WantsUnit;
             }
@@ -77,68 +76,70 @@ impl BuyerStates {
     }
 
     fn record_refusal(&self, buyer: u32, refusal: &Refusal) {
-        let state = &mut self.lock().of[buyer as usize];
-        // A click of a buyer who holds an order by another one decides nothing.
+        let state = &mut self.lock().states[buyer as usize];
+        // A refused click changes nothing for a buyer whose other click got an order.
         if !matches!(state, BuyerState::HoldsOrder(_) | BuyerState::Done) {
-            *state = match () {
-                () if refusal.is(Code::SoldOut) || refusal.is(Code::NotEnoughLeft) => BuyerState::WantsUnit,
-                () if refusal.is(Code::RateLimited) => BuyerState::HeldBack,
-                () if refusal.is(Code::SaleNotStarted) || refusal.is(Code::SalePaused) => BuyerState::HeldBack,
-                () => BuyerState::Done,
+            let is_one_of = |codes: &[Code]| codes.iter().any(|code| refusal.is(*code));
+            *state = if is_one_of(&[Code::SoldOut, Code::NotEnoughLeft]) {
+                BuyerState::WantsUnit
+            } else if is_one_of(&[Code::RateLimited, Code::SaleNotStarted, Code::SalePaused]) {
+                BuyerState::HeldBack
+            } else {
+                BuyerState::Done
             };
         }
     }
 
-    /// A buyer who was asked in is back, with or without a decision.
+    /// A retry ended, with or without a decision.
     pub fn end_retry(&self, buyer: u32) {
-        let state = &mut self.lock().of[buyer as usize];
+        let state = &mut self.lock().states[buyer as usize];
         if let BuyerState::Retrying { wants_unit } = *state {
             *state = if wants_unit { BuyerState::WantsUnit } else { BuyerState::HeldBack };
         }
     }
 
-    /// The buyer has an order now. Whether it is not the first one.
+    /// The buyer has an order now. Returns whether it had one before.
     pub fn mark_served(&self, buyer: u32) -> bool {
         !self.lock().served.insert(buyer)
     }
 
     /// Whether the buyer holds an order, or had one and wants no more.
     pub fn is_decided(&self, buyer: u32) -> bool {
-        matches!(self.lock().of[buyer as usize], BuyerState::HoldsOrder(_) | BuyerState::Done)
+        matches!(self.lock().states[buyer as usize], BuyerState::HoldsOrder(_) | BuyerState::Done)
     }
 
     /// An order was paid.
     pub fn order_paid(&self, buyer: u32) {
-        self.lock().of[buyer as usize] = BuyerState::Done;
+        self.lock().states[buyer as usize] = BuyerState::Done;
     }
 
-    /// An order holds no units any more; `wants` another one, or goes.
+    /// An order was closed and its units are free; the buyer `wants` another one, or is done.
     pub fn order_closed(&self, buyer: u32, order: OrderId, wants: bool) {
         let mut inner = self.lock();
         inner.closed.insert(order);
-        let state = &mut inner.of[buyer as usize];
+        let state = &mut inner.states[buyer as usize];
         if *state == BuyerState::HoldsOrder(order) {
             *state = if wants { BuyerState::WantsUnit } else { BuyerState::Done };
         }
     }
 
-    /// Asks in at most so many of those who wait.
+    /// Picks at most so many of the buyers who wait, for a retry each.
     pub fn start_retries(&self, most: usize) -> Vec<u32> {
         let mut inner = self.lock();
-        let (all, from) = (inner.of.len(), inner.next);
-        let mut asked = Vec::new();
+        let (all, from) = (inner.states.len(), inner.next);
+        let mut picked = Vec::new();
         for step in 0..all {
             let buyer = (from + step) % all;
-            if asked.len() == most {
+            if picked.len() == most {
                 inner.next = buyer;
                 break;
             }
-            if matches!(inner.of[buyer], BuyerState::WantsUnit | BuyerState::HeldBack) {
-                inner.of[buyer] = BuyerState::Retrying { wants_unit: inner.of[buyer] == BuyerState::WantsUnit };
-                asked.extend(u32::try_from(buyer));
+            if matches!(inner.states[buyer], BuyerState::WantsUnit | BuyerState::HeldBack) {
+                inner.states[buyer] = BuyerState::Retrying { wants_unit: inner.states[buyer] == BuyerState::WantsUnit };
+                picked.extend(u32::try_from(buyer));
             }
         }
-        asked
+        picked
     }
 
     /// Buyers who would take a unit.
@@ -146,12 +147,12 @@ impl BuyerStates {
         let waits = |state: &&BuyerState| {
             matches!(state, BuyerState::WantsUnit | BuyerState::HeldBack | BuyerState::Retrying { .. })
         };
-        self.lock().of.iter().filter(waits).count()
+        self.lock().states.iter().filter(waits).count()
     }
 
-    /// Those of them whose last word was that too few units are left.
+    /// Those of them who were told that too few units are left.
     pub fn wanting(&self) -> usize {
-        self.lock().of.iter().filter(|state| **state == BuyerState::WantsUnit).count()
+        self.lock().states.iter().filter(|state| **state == BuyerState::WantsUnit).count()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -173,12 +174,12 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_handed_out_once_however_its_buyer_hears_of_it() {
+    fn an_order_is_handed_out_once_whichever_answer_names_it() {
         let states = BuyerStates::new(1);
         assert_eq!(states.record_answer(0, &refused(Code::AlreadyPurchased, Some(order(1)))), Some(order(1)));
         assert_eq!(states.record_answer(0, &Answer::Accepted(order(1))), None);
         assert_eq!(states.record_answer(0, &refused(Code::SoldOut, None)), None);
-        assert_eq!((states.waiting(), states.start_retries(9)), (0, vec![]), "who holds an order waits for nothing");
+        assert_eq!((states.waiting(), states.start_retries(9)), (0, vec![]), "a buyer with an order waits for nothing");
     }
 
     #[test]
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_was_told_that_too_little_is_left_counts_as_wanting() {
+    fn only_buyers_who_were_told_that_too_little_is_left_count_as_wanting() {
         let states = BuyerStates::new(4);
         states.record_answer(0, &refused(Code::SoldOut, None));
         states.record_answer(1, &refused(Code::RateLimited, None));

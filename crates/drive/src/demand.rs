@@ -1,4 +1,4 @@
-//! Who wants what, and when: a plan of clicks, the same for the same seed.
+//! The plan: who buys what, and when. The same seed draws the same plan.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub enum Shape {
     Steady,
 }
 
-/// What kind of crowd comes.
+/// The buyers of a sale and their behaviour.
 #[derive(Clone, Debug)]
 pub struct Demand {
     pub buyers: u32,
@@ -38,7 +38,7 @@ pub struct Demand {
     pub keyed: f64,
     /// A buyer wants 1 to this many units.
     pub max_quantity: u32,
-    /// What buyers do after their purchase. `None`: nothing, as if they all forgot.
+    /// What buyers do after their purchase. `None`: nothing, as if all of them forgot to pay.
     pub post_purchase: Option<PostPurchase>,
     /// Scripts among the buyers.
     pub bots: Option<Bots>,
@@ -57,8 +57,8 @@ pub struct Bots {
     pub blocked: u32,
 }
 
-/// What becomes of the buyers afterwards: most pay, a few cancel, a few forget; and who got nothing comes again when
-/// the sale shows units.
+/// What buyers do after their purchase: most pay, a few cancel, a few forget, and buyers without a unit retry when the
+/// sale shows units.
 #[derive(Clone, Copy, Debug)]
 pub struct PostPurchase {
     /// Share of buyers that cancel instead of paying.
@@ -71,13 +71,12 @@ pub struct PostPurchase {
     pub decide_within: Duration,
     /// Time in which the service wants an order paid.
     pub pay_within: Duration,
-    /// From the last click or the last order that was paid: how long the crowd waits for units and for the end of its
-    /// orders.
+    /// From the last click or the last payment: how long the users wait for units and for their orders to become final.
     pub timeout: Duration,
 }
 
 impl PostPurchase {
-    /// Those of a service that wants its orders paid within this time.
+    /// For a service that wants its orders paid within this time.
     pub fn paid_within(pay_within: Duration) -> Self {
         Self {
             cancel: 0.05,
@@ -98,7 +97,7 @@ pub enum Intent {
     Forget,
 }
 
-/// A buyer's profile.
+/// What one buyer does after the purchase.
 #[derive(Clone, Copy, Debug)]
 pub struct BuyerProfile {
     pub intent: Intent,
@@ -126,7 +125,7 @@ impl Default for Demand {
     }
 }
 
-/// One buyer: an identity, an address, and one request.
+/// One buyer: an identity, an address, and one purchase.
 #[derive(Clone, Debug)]
 pub struct Buyer {
     pub user: UserId,
@@ -176,7 +175,7 @@ impl Plan {
                 click(-(micros(rng.random::<f64>() * demand.lead.as_secs_f64())).max(1));
             }
             let share: f64 = match demand.shape {
-                // Who was there before the start is back with the first hundredth.
+                // Buyers who clicked before the start click again within the first hundredth of the window.
                 _ if early => rng.random::<f64>() * 0.01,
                 Shape::Rush => rng.random::<f64>().powi(2),
                 Shape::Steady => (f64::from(number) + rng.random::<f64>()) / f64::from(demand.buyers),
@@ -235,7 +234,7 @@ impl Buyer {
 impl Buyer {
     fn bot(nth: u32, bots: &Bots, demand: &Demand, tokens: &Tokens, rng: &mut StdRng) -> anyhow::Result<Self> {
         let user: UserId = format!("bot-{}-{nth}", demand.seed).parse().context("a bot's name")?;
-        // 172.16.0.0/12: nobody else's.
+        // 172.16.0.0/12: no other buyer has one of these.
         let address = Ipv4Addr::from(0xac10_0001 + nth % bots.addresses.max(1));
         let caller = Caller {
             authorization: Some(tokens.header(&user, false)?),

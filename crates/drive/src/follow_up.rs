@@ -1,7 +1,7 @@
-//! Buyers who ask once more: after an answer that decided nothing, or because the sale shows units.
+//! Follow-ups: a buyer whose answer decided nothing asks again.
 //!
-//! Guaranteed: who is left without a decision asks until there is one, patience ends or the crowd leaves; with an
-//! Idempotency-Key by the same purchase, without one by `GET …/order` first, so that no order is made twice.
+//! Guaranteed: the buyer asks until there is a decision, the timeout passes or the users stop. A buyer with an
+//! Idempotency-Key repeats the purchase; one without reads `GET …/order` first, so that no order is made twice.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,28 +11,11 @@ use hyper::body::Bytes;
 use tokio::time::sleep;
 
 use super::answer::Answer;
-use super::client::Caller;
-use super::demand::body_for;
 use super::virtual_users::{OwnOrder, PurchaseRequest, VirtualUsers};
 use seckill::domain::{OrderId, OrderStatus};
 
 impl VirtualUsers {
-    /// A buyer who was told of units comes for at most so many of them, and asks until there is a decision.
-    pub(super) async fn retry(self: Arc<Self>, number: u32, at_most: u32) {
-        let Ok(turn) = self.retry_permits.acquire().await else { return };
-        let buyer = &self.plan.buyers[number as usize];
-        let caller = Caller { idempotency_key: None, ..buyer.caller.clone() };
-        let request = PurchaseRequest { caller, body: body_for(buyer.quantity.min(at_most).max(1)), again: true };
-        let answer = self.purchase(number, 1, Instant::now(), &request).await;
-        // Who has to ask again and again must not keep others from coming.
-        drop(turn);
-        if answer.is_open() {
-            self.follow_up(number, 1, answer, &request).await;
-        }
-        self.states.end_retry(number);
-    }
-
-    /// Asks until there is a decision: what a careful client does after an unknown answer.
+    /// Asks until there is a decision, as a careful client does after an unknown answer.
     pub(super) async fn follow_up(
         self: &Arc<Self>,
         number: u32,
@@ -43,15 +26,15 @@ impl VirtualUsers {
         let deadline = Instant::now() + self.pacing.follow_up_timeout;
         let mut pause = self.pacing.follow_up_pause;
         loop {
-            let asked_to_wait = match answer {
+            let retry_after = match answer {
                 Answer::Undecided { retry_after, .. } => retry_after,
                 _ => None,
             };
             // Spread by buyer, so that thousands who failed together do not come back together.
             let spread = pause.mul_f64(f64::from(number % 64) / 64.0);
-            let wait = sleep(asked_to_wait.unwrap_or(pause) + spread);
+            let wait = sleep(retry_after.unwrap_or(pause) + spread);
             if self.stopping.run_until_cancelled(wait).await.is_none() || Instant::now() >= deadline {
-                // Who holds an order by another click knows.
+                // A buyer with an order from another click has a decision.
                 if !self.states.is_decided(number) {
                     self.recorder.gave_up(number);
                 }
@@ -92,9 +75,9 @@ impl VirtualUsers {
         let reply = self.client.send(node, Method::GET, &self.own_order, caller, Bytes::new()).await.ok()?;
         match reply.status {
             200 => {
-                let seen: OwnOrder = serde_json::from_slice(&reply.body).ok()?;
-                let open = matches!(seen.status, OrderStatus::Queued | OrderStatus::Created | OrderStatus::Paid);
-                Some(open.then_some(seen.order_id))
+                let own: OwnOrder = serde_json::from_slice(&reply.body).ok()?;
+                let open = matches!(own.status, OrderStatus::Queued | OrderStatus::Created | OrderStatus::Paid);
+                Some(open.then_some(own.order_id))
             }
             404 => Some(None),
             _ => None,

@@ -1,7 +1,7 @@
-//! The life of an order after its 202: its buyer pays, cancels, or forgets it until it expires.
+//! The lifecycle of an order after its 202: its buyer pays, cancels, or forgets it until it expires.
 //!
-//! In: an order and its buyer's profile. Guaranteed: it is asked about until it is final or the crowd leaves; what
-//! the buyer was told last is what the record keeps; and units that come back are wanted again by some.
+//! In: an order and its buyer's profile. Guaranteed: the buyer asks about it until it is final or the users stop, the
+//! record keeps the last status that the buyer was told, and some buyers want another unit once their order is closed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,30 +17,30 @@ use super::demand::{Intent, PostPurchase};
 use super::virtual_users::{OwnOrder, VirtualUsers};
 use seckill::domain::{OrderId, OrderStatus};
 
-/// Between two questions about an order.
+/// Between two requests about an order.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Why a move is refused: the order stands elsewhere.
+/// Why a transition is refused: the order has another status.
 #[derive(Deserialize)]
-struct Standing {
+struct IllegalTransition {
     order_status: OrderStatus,
 }
 
 impl VirtualUsers {
-    /// Sees one order to its end, or until the crowd leaves.
+    /// Follows one order until it is final or the users stop.
     pub(super) async fn follow_order(self: Arc<Self>, number: u32, mut order: OrderId, post_purchase: PostPurchase) {
         let profile = self.plan.buyers[number as usize].profile;
         loop {
-            // Who comes a second time knows what for.
+            // A buyer with a second order pays it.
             let intent = if self.states.mark_served(number) { Intent::Pay } else { profile.intent };
-            let end = async {
+            let final_status = async {
                 sleep(profile.think_time).await;
                 if intent == Intent::Forget {
                     sleep(post_purchase.pay_within).await;
                 }
                 self.wait_until_final(number, order, intent).await
             };
-            let Some(status) = self.stopping().run_until_cancelled(end).await else {
+            let Some(status) = self.stopping().run_until_cancelled(final_status).await else {
                 self.unfinished.fetch_add(1, Relaxed);
                 return;
             };
@@ -48,10 +48,10 @@ impl VirtualUsers {
             match status {
                 OrderStatus::Paid => return self.states.order_paid(number),
                 OrderStatus::Rejected => {}
-                // Who wanted to pay and came too late still wants a unit.
+                // A buyer who wanted to pay and came too late still wants a unit.
                 _ => return self.states.order_closed(number, order, profile.wants_another || intent == Intent::Pay),
             }
-            // Rejected for another one of the same buyer: that one lives on.
+            // Rejected because the buyer has another order: follow that one.
             self.states.order_closed(number, order, false);
             let other = self.own_order(number, 0).await.flatten().filter(|other| *other != order);
             match other.and_then(|other| self.states.record_order(number, other)) {
@@ -61,9 +61,9 @@ impl VirtualUsers {
         }
     }
 
-    /// Does what the buyer intends, until the order has ended one way or another.
+    /// Repeats what the buyer intends until the order is final.
     async fn wait_until_final(&self, number: u32, order: OrderId, intent: Intent) -> OrderStatus {
-        let (method, what) = match intent {
+        let (method, action) = match intent {
             Intent::Pay => (Method::POST, "/pay"),
             Intent::Cancel => (Method::POST, "/cancel"),
             Intent::Forget => (Method::GET, ""),
@@ -72,8 +72,8 @@ impl VirtualUsers {
         let mut node = number as usize;
         loop {
             let mut pause = PAUSE;
-            if let (Ok(_hand), Ok(path)) =
-                (self.order_permits.acquire().await, format!("/api/v1/orders/{order}{what}").parse::<Uri>())
+            if let (Ok(_permit), Ok(path)) =
+                (self.order_permits.acquire().await, format!("/api/v1/orders/{order}{action}").parse::<Uri>())
                 && let Ok(reply) = self.client.send(node, method.clone(), &path, caller, Bytes::new()).await
             {
                 match status(&reply) {
@@ -87,11 +87,11 @@ impl VirtualUsers {
     }
 }
 
-/// How the order stands by this answer; `None` when it does not say.
+/// The status of the order by this answer; `None` when it does not say.
 fn status(reply: &Reply) -> Option<OrderStatus> {
     match reply.status {
-        200 => serde_json::from_slice::<OwnOrder>(&reply.body).ok().map(|seen| seen.status),
-        409 => serde_json::from_slice::<Standing>(&reply.body).ok().map(|standing| standing.order_status),
+        200 => serde_json::from_slice::<OwnOrder>(&reply.body).ok().map(|own| own.status),
+        409 => serde_json::from_slice::<IllegalTransition>(&reply.body).ok().map(|illegal| illegal.order_status),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! What a run ran on: a figure without its machine compares with nothing.
+//! The machine of a run: figures from different machines do not compare.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_knows_its_program_and_the_stores_it_was_told_of() {
+    fn a_machine_knows_its_program_and_the_given_store_versions() {
         let machine = Machine::here(BTreeMap::from([("redis", "7.0.15".to_owned())]));
         assert_eq!(machine.versions["redis"], "7.0.15");
         assert_eq!(machine.versions["seckill"], env!("CARGO_PKG_VERSION"));

@@ -1,7 +1,7 @@
-//! One report of several sales that were finished at the same time.
+//! One report of several sales that ran at the same time.
 //!
-//! Figures are sums, latencies are those of all buyers, and a promise holds only if it holds for every sale. What was
-//! found of each sale by itself stays in `sales`.
+//! Figures are sums, latencies are those of all buyers, and a promise holds only if it holds for every sale. `sales`
+//! keeps the findings of each sale.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use super::report::{Afterwards, NoAnswer, Quantiles, Report, SaleReport, Verdict
 use super::run::FinishedRun;
 use seckill::promises::{CheckResult, Finding};
 
-/// Makes one report of them. That of a single sale stays as it is.
+/// Makes one report of all. The report of a single sale stays as it is.
 ///
 /// # Errors
-/// When nothing was finished.
+/// When there is no run.
 pub fn merge_reports(finished: Vec<FinishedRun>) -> anyhow::Result<Report> {
     let mut all = finished.into_iter();
-    let FinishedRun { name, open_sale, mut record, mut report, .. } = all.next().context("no sale was finished")?;
+    let FinishedRun { name, open_sale, mut record, mut report, .. } = all.next().context("no run was finished")?;
     let rest: Vec<_> = all.collect();
     if rest.is_empty() {
         return Ok(report);
@@ -38,7 +38,7 @@ pub fn merge_reports(finished: Vec<FinishedRun>) -> anyhow::Result<Report> {
     report.rates.persisted = report.timeline.persisted_per_second();
     report.promises = merge_findings(&sales, |sale| &sale.promises);
     report.checks = merge_findings(&sales, |sale| &sale.checks);
-    // Nothing may be bought in one of them and all be well, but not in all.
+    // A sale in which nothing was bought is fine, as long as something was bought in another one.
     report.verdict = Verdict::of(report.promises.iter().chain(&report.checks), report.accepted, report.settled);
     report.sales = sales;
     Ok(report)
@@ -99,7 +99,7 @@ fn add_counts<K: Ord>(to: &mut BTreeMap<K, u64>, other: BTreeMap<K, u64>) {
     }
 }
 
-/// One finding per name: broken if it is in any sale, open if it is in any, and it says where.
+/// One finding per name: broken if it is broken in any sale, not checked if it is so in any, and it names those sales.
 fn merge_findings(sales: &[SaleReport], of: impl Fn(&SaleReport) -> &Vec<Finding>) -> Vec<Finding> {
     let mut names = Vec::new();
     for finding in sales.iter().flat_map(&of) {
@@ -108,7 +108,7 @@ fn merge_findings(sales: &[SaleReport], of: impl Fn(&SaleReport) -> &Vec<Finding
         }
     }
     let one = |name: &'static str| {
-        let in_sales = |standing: CheckResult| -> Vec<String> {
+        let details_of = |standing: CheckResult| -> Vec<String> {
             let mut details = Vec::new();
             for sale in sales {
                 let fits = of(sale).iter().filter(|finding| finding.name == name && finding.holds == standing);
@@ -117,12 +117,12 @@ fn merge_findings(sales: &[SaleReport], of: impl Fn(&SaleReport) -> &Vec<Finding
             details
         };
         for standing in [CheckResult::Broken, CheckResult::Unknown] {
-            let details = in_sales(standing);
+            let details = details_of(standing);
             if !details.is_empty() {
                 return Finding { name, holds: standing, detail: details.join("; ") };
             }
         }
-        let details = in_sales(CheckResult::Holds);
+        let details = details_of(CheckResult::Holds);
         let detail = match details.as_slice() {
             [one, _, ..] => format!("in each of {} sales; {one}", details.len()),
             some => some.join("; "),

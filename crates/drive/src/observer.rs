@@ -1,4 +1,4 @@
-//! The view behind the counter: what the verdict needs to see besides the buyers' answers.
+//! What the verdict reads besides the buyers' answers: the stores of the service under test.
 
 use std::collections::BTreeMap;
 use std::future::{Future, ready};
@@ -6,14 +6,14 @@ use std::future::{Future, ready};
 use seckill::domain::SaleId;
 use seckill::promises::{Flow, LedgerView, RedisView};
 
-/// Reads the stores of the service under test. `None` means that this store cannot be seen from here, an error
-/// that it should be seen and does not answer.
+/// Reads the stores of the service under test. `None` means that there is no access to this store, an error
+/// that there should be and that it does not answer.
 pub trait StoreObserver: Send + Sync {
     fn ledger(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<LedgerView>>> + Send;
 
     fn redis(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<RedisView>>> + Send;
 
-    /// What is on its way. The outbox is read before Kafka.
+    /// What is in flight. The outbox is read before Kafka.
     fn flow(&self, sale: SaleId) -> impl Future<Output = anyhow::Result<Option<Flow>>> + Send;
 
     /// Units that no live order holds, as the ledger knows at the moment of the call.
@@ -38,7 +38,7 @@ pub trait StoreObserver: Send + Sync {
     }
 }
 
-/// Sees nothing: the service is somebody else's, and only its answers are known.
+/// No access to any store: only the answers of the service are known.
 pub struct NoAccess;
 
 impl StoreObserver for NoAccess {

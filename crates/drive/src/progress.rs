@@ -1,4 +1,4 @@
-//! A line that says how the buyers fare: rewritten in place on a terminal, one line a second elsewhere.
+//! The progress line: rewritten in place on a terminal, one line a second elsewhere.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
@@ -10,7 +10,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::rate::per_second;
 use super::record::Tally;
 
-/// Shows `tally` until dropped. Never fails: who closes stderr wants no progress.
+/// Prints `tally` until dropped. Never fails: a closed stderr means that nobody wants progress.
 pub async fn print(tally: &Tally) -> Infallible {
     let terminal = io::stderr().is_terminal();
     let mut ticks = interval(if terminal { Duration::from_millis(100) } else { Duration::from_secs(1) });
@@ -43,7 +43,7 @@ fn line(tally: &Tally, rate: u64, since_start: Option<Duration>) -> String {
     )
 }
 
-/// Leaves the last state of the line standing when the show ends.
+/// Keeps the last progress line on the terminal.
 struct Newline;
 
 impl Drop for Newline {

@@ -1,4 +1,4 @@
-//! What the buyers were told: the evidence that the verdict judges by.
+//! What the buyers were told: the answers that the verdict is based on.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,16 +16,16 @@ use seckill::api::problem::Code;
 use seckill::domain::{OrderId, OrderStatus};
 use seckill::promises::{AnswerFact, ClientView};
 
-/// Samples of odd answers that are kept as text.
-const SAMPLES: usize = 8;
+/// Unexpected answers that are kept as text.
+const MAX_TEXTS: usize = 8;
 
 /// The sum of all answers.
 ///
 /// A request is counted once, in exactly one of `accepted`, `refused`, `unconfirmed`, `client_errors`; `http_5xx`
-/// counts those of the unconfirmed ones that had a status. Reads and checks are not counted.
+/// counts those of the unconfirmed ones that had a status. Reads, payments and cancellations are not counted.
 #[derive(Debug)]
 pub struct ClientRecord {
-    /// Purchases that were sent, retries included.
+    /// Purchases that were sent, follow-ups and retries included.
     pub requests: u64,
     /// 202 answers, replays included.
     pub accepted_answers: u64,
@@ -45,26 +45,26 @@ pub struct ClientRecord {
     /// Connections that could not be made (nothing was sent), and answers outside the contract.
     pub client_errors: u64,
     /// Those of them that are answers.
-    pub foreign: u64,
-    pub samples: Vec<String>,
-    /// Orders among `accepted` of buyers who came again, without a key.
+    pub unexpected_answers: u64,
+    pub unexpected_texts: Vec<String>,
+    /// Orders among `accepted` that retries got, without a key.
     pub retry_orders: HashSet<OrderId>,
-    /// How orders ended, as their buyers were told.
+    /// The final status of each order, as its buyer was told.
     pub final_statuses: HashMap<OrderId, OrderStatus>,
-    /// Purchases of buyers who came again because the sale showed units.
+    /// Purchases that were sent because the sale showed units.
     pub retries: u64,
-    /// What came of waiting for units; `None` for a crowd that does not live on after its purchases.
-    pub waiting: Option<FinalState>,
+    /// How the users stopped; `None` for users who do nothing after their purchases.
+    pub final_state: Option<FinalState>,
     /// Buyers with at least one unconfirmed answer.
     pub unconfirmed_buyers: HashSet<u32>,
-    /// Buyers that still knew nothing when their patience ended, and never heard a decision after that.
+    /// Buyers without a decision when their timeout passed, or after it.
     pub gave_up: HashSet<u32>,
     /// Microseconds from the intended start of a click to its answer.
     pub accepted_us: Histogram<u64>,
     pub refused_us: Histogram<u64>,
-    /// Refusals since the start of the sale, of buyers who did not come again.
+    /// Refusals since the start of the sale, retries not included.
     pub first_refusals: u64,
-    /// When each new order of buyers who did not come again was accepted, from the start of the sale, and its buyer.
+    /// When each new order was accepted, from the start of the sale, and its buyer; retries not included.
     pub accepted_at: Vec<(Duration, u32)>,
     /// When the last of `first_refusals` came, from the start of the sale.
     pub last_refused: Duration,
@@ -87,12 +87,12 @@ impl ClientRecord {
             unconfirmed: 0,
             http_5xx: 0,
             client_errors: 0,
-            foreign: 0,
-            samples: Vec::new(),
+            unexpected_answers: 0,
+            unexpected_texts: Vec::new(),
             retry_orders: HashSet::new(),
             final_statuses: HashMap::new(),
             retries: 0,
-            waiting: None,
+            final_state: None,
             unconfirmed_buyers: HashSet::new(),
             gave_up: HashSet::new(),
             accepted_us: histogram()?,
@@ -104,41 +104,40 @@ impl ClientRecord {
         })
     }
 
-    /// Whether some buyer was told that nothing is left, which is true only once the demand has used up the stock.
+    /// Whether some buyer was told that nothing is left. That happens only once the demand has used up the stock.
     fn told_sold_out(&self) -> bool {
         self.refused.contains_key(Code::SoldOut.name())
     }
 
-    /// Whether buyers asked for at least as many units as there are; `None` if the crowd left before it could tell.
+    /// Whether buyers asked for at least as many units as there are; `None` if the run stopped too early to know.
     pub fn demand_reached_stock(&self, plan: &Plan, stock: u32) -> Option<bool> {
-        match self.waiting {
-            // Whoever still wants a unit came again whenever the sale showed one, and whoever gave up was never told
-            // that there is none.
-            Some(waiting) => {
-                (waiting.end != StopReason::Cancelled).then_some(waiting.wanting > 0 || !self.gave_up.is_empty())
-            }
+        match self.final_state {
+            // A buyer who still wants a unit retried whenever the sale showed one, and a buyer who gave up was never
+            // told that there is none.
+            Some(state) => (state.stop_reason != StopReason::Cancelled)
+                .then_some(state.still_wanting > 0 || !self.gave_up.is_empty()),
             None => Some(self.told_sold_out() || self.asked_units(plan) >= u64::from(stock)),
         }
     }
 
-    /// Units that 202 answers promised, and those of which buyers never heard whether they get them.
+    /// Units that 202 answers promised, and units of buyers who gave up.
     fn asked_units(&self, plan: &Plan) -> u64 {
         let accepted = self.accepted.iter().map(|(_, buyer)| buyer);
         accepted.chain(&self.gave_up).map(|buyer| u64::from(plan.buyers[*buyer as usize].quantity)).sum()
     }
 
-    /// Forgets when orders were accepted that came after so many units were sold: these are units that came back, and
-    /// how soon they do is no matter of speed.
+    /// Drops the acceptance times of orders after the first `stock` units. Those orders got units that came back, and
+    /// when units come back says nothing about the speed of the service.
     pub fn drop_resold_orders(&mut self, plan: &Plan, stock: u32) {
         self.accepted_at.sort_unstable();
         let mut left = u64::from(stock);
-        let of_the_round = self.accepted_at.iter().take_while(|(_, buyer)| {
+        let first_units = self.accepted_at.iter().take_while(|(_, buyer)| {
             let any = left > 0;
             left = left.saturating_sub(plan.buyers[*buyer as usize].quantity.into());
             any
         });
-        let round = of_the_round.count();
-        self.accepted_at.truncate(round);
+        let count = first_units.count();
+        self.accepted_at.truncate(count);
     }
 
     /// New orders per second, to nine tenths of those that are kept: the last ones may be units out of the reserve.
@@ -154,19 +153,20 @@ impl ClientRecord {
 
     /// What buyers did after their purchase.
     pub fn afterwards(&self) -> Afterwards {
-        let ended = |end: OrderStatus| self.final_statuses.values().filter(|status| **status == end).count() as u64;
+        let ended =
+            |wanted: OrderStatus| self.final_statuses.values().filter(|status| **status == wanted).count() as u64;
         Afterwards {
             paid: ended(OrderStatus::Paid),
             cancelled: ended(OrderStatus::Cancelled),
             expired: ended(OrderStatus::Expired),
             came_again: self.retries,
             bought_again: self.retry_orders.len() as u64,
-            unfinished: self.waiting.map_or(0, |waiting| waiting.unfinished),
-            still_wanted: self.waiting.map_or(0, |waiting| waiting.wanting),
+            unfinished: self.final_state.map_or(0, |state| state.unfinished),
+            still_wanted: self.final_state.map_or(0, |state| state.still_wanting),
         }
     }
 
-    /// The record as the promises look at it.
+    /// The record in the form that the promises are checked with.
     pub fn view(&self, plan: &Plan) -> ClientView {
         let answer = |&(order, buyer): &(OrderId, u32)| {
             let buyer = &plan.buyers[buyer as usize];
@@ -180,7 +180,7 @@ impl ClientRecord {
         }
     }
 
-    /// Adds the answers that another sale's buyers got, as far as a report of several sales needs them.
+    /// Adds the answers of another sale, as far as a report of several sales needs them.
     pub fn merge(&mut self, other: &Self) -> Result<(), hdrhistogram::AdditionError> {
         self.accepted_us.add(&other.accepted_us)?;
         self.refused_us.add(&other.refused_us)?;
@@ -191,24 +191,24 @@ impl ClientRecord {
         Ok(())
     }
 
-    fn note(&mut self, text: String) {
-        if self.samples.len() < SAMPLES && !self.samples.contains(&text) {
-            self.samples.push(text);
+    fn keep_text(&mut self, text: String) {
+        if self.unexpected_texts.len() < MAX_TEXTS && !self.unexpected_texts.contains(&text) {
+            self.unexpected_texts.push(text);
         }
     }
 }
 
-/// How a crowd stood when it left.
+/// How the users of one sale stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FinalState {
-    /// Buyers without an order whose last word was that too few units are left.
-    pub wanting: u64,
-    /// Orders of which their buyers did not see the end.
+    /// Buyers without an order who were told last that too few units are left.
+    pub still_wanting: u64,
+    /// Orders that were not final.
     pub unfinished: u64,
-    pub end: StopReason,
+    pub stop_reason: StopReason,
 }
 
-/// Why a crowd left.
+/// Why the users stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// Every order was paid, cancelled or expired, and nothing was left or nobody wanted any.
@@ -230,7 +230,7 @@ pub struct Tally {
     pub accepted: AtomicU64,
     pub refused: AtomicU64,
     pub unconfirmed: AtomicU64,
-    /// Orders that ended, paid or not, as far as their buyers know.
+    /// Orders that became final, as far as their buyers know.
     pub ended: AtomicU64,
     /// Those of them that were paid.
     pub paid: AtomicU64,
@@ -241,11 +241,11 @@ pub struct Tally {
 pub struct Sample<'a> {
     pub buyer: u32,
     pub answer: &'a Answer,
-    pub channel: Transport,
+    pub transport: Transport,
     /// From the intended start of the click.
     pub latency: Duration,
-    /// Of a buyer who came again, without a key.
-    pub again: bool,
+    /// Of a retry, without a key.
+    pub is_retry: bool,
 }
 
 /// Collects answers from all buyers.
@@ -264,15 +264,15 @@ impl Recorder {
 
     /// One answer to one purchase.
     pub fn record_answer(&self, sample: &Sample) {
-        let Sample { buyer, answer, channel, latency, again } = *sample;
+        let Sample { buyer, answer, transport, latency, is_retry } = *sample;
         let now = Instant::now();
         let since_start = now.saturating_duration_since(self.start);
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.tally.requests.fetch_add(1, Relaxed);
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         record.requests += 1;
-        record.retries += u64::from(again);
-        match channel {
+        record.retries += u64::from(is_retry);
+        match transport {
             Transport::Status(status) => *record.http.entry(status).or_default() += 1,
             Transport::NotSent => record.no_answer.not_sent += 1,
             Transport::Timeout => record.no_answer.timeouts += 1,
@@ -287,9 +287,9 @@ impl Recorder {
                 self.tally.accepted.fetch_add(1, Relaxed);
                 record.accepted_answers += 1;
                 record.accepted_us.saturating_record(us);
-                // A replay is an answer, but no sale.
+                // A replay is an answer, but no new order.
                 if record.accepted.insert((*order, buyer)) {
-                    if again {
+                    if is_retry {
                         record.retry_orders.insert(*order);
                     } else {
                         record.accepted_at.push((since_start, buyer));
@@ -303,8 +303,8 @@ impl Recorder {
                 if refusal.is(Code::RateLimited) {
                     record.limited.insert(buyer);
                 }
-                // What came before the start is no part of a rate that counts from the start.
-                if !again && now >= self.start {
+                // Refusals before the start are not part of a rate that counts from the start.
+                if !is_retry && now >= self.start {
                     record.first_refusals += 1;
                     record.last_refused = since_start;
                 }
@@ -317,18 +317,18 @@ impl Recorder {
             }
             Answer::NotSent(why) | Answer::Unexpected(why) => {
                 record.client_errors += 1;
-                record.foreign += u64::from(matches!(answer, Answer::Unexpected(_)));
-                record.note(why.clone());
+                record.unexpected_answers += u64::from(matches!(answer, Answer::Unexpected(_)));
+                record.keep_text(why.clone());
             }
         }
     }
 
-    /// A buyer asked after an unknown answer and found an order.
+    /// A follow-up found an order.
     pub fn found(&self, buyer: u32) {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up.remove(&buyer);
     }
 
-    /// A buyer's patience ended without a decision.
+    /// A follow-up timed out without a decision.
     pub fn gave_up(&self, buyer: u32) {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).gave_up.insert(buyer);
     }
@@ -340,9 +340,9 @@ impl Recorder {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).final_statuses.insert(order, status);
     }
 
-    /// The crowd leaves.
-    pub fn stopped(&self, waiting: FinalState) {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner).waiting = Some(waiting);
+    /// The users stopped.
+    pub fn stopped(&self, state: FinalState) {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).final_state = Some(state);
     }
 
     pub fn into_record(self) -> ClientRecord {
@@ -360,8 +360,8 @@ mod tests {
         let refused = |start: Instant| {
             let recorder = Recorder::new(start, Arc::default()).expect("a recorder");
             let answer = Answer::Refused(Refusal { code: Code::SaleNotStarted.name(), order: None });
-            let (channel, latency) = (Transport::Status(409), Duration::ZERO);
-            recorder.record_answer(&Sample { buyer: 0, answer: &answer, channel, latency, again: false });
+            let (transport, latency) = (Transport::Status(409), Duration::ZERO);
+            recorder.record_answer(&Sample { buyer: 0, answer: &answer, transport, latency, is_retry: false });
             let record = recorder.into_record();
             (record.refused.values().sum::<u64>(), record.first_refusals)
         };

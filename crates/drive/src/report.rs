@@ -11,10 +11,10 @@ use super::timeline::Timeline;
 use seckill::domain::SaleId;
 use seckill::promises::{CheckResult, Finding};
 
-/// Under what circumstances a run took place.
+/// The setup of the service under test.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    /// Which broker carried the orders, such as `Apache Kafka 4.1.0`.
+    /// The broker, such as `Apache Kafka 4.1.0`.
     pub broker: String,
     /// Redis' `appendfsync`, such as `always`.
     pub redis_fsync: String,
@@ -30,7 +30,7 @@ pub struct Report {
     pub redis_fsync: String,
     pub nodes: usize,
     pub stock: u32,
-    /// Purchases that were sent, retries included.
+    /// Purchases that were sent, follow-ups and retries included.
     pub requests: u64,
     /// Distinct order ids answered 202.
     pub accepted: u64,
@@ -42,19 +42,19 @@ pub struct Report {
     pub no_answer: NoAnswer,
     /// Answers that decide nothing: 503 and other 5xx, timeouts, resets.
     pub unconfirmed: u64,
-    /// Buyers who never heard whether their purchase went through.
+    /// Buyers who never got a decision.
     pub gave_up: u64,
     /// Rows by state. Absent states have no row.
     pub orders: BTreeMap<&'static str, u64>,
     /// What buyers did after their purchase; all zero where they did nothing.
     pub afterwards: Afterwards,
-    /// Rows that no 202 named, of buyers who were left without an answer.
+    /// Rows that no 202 named, of buyers with an unconfirmed answer.
     pub unanswered_orders: u64,
-    /// Units sold beyond the stock; null when the ledger cannot be seen.
+    /// Units sold beyond the stock; null without access to the ledger.
     pub oversold: Option<i64>,
-    /// Units that no live order holds; null when the ledger cannot be seen.
+    /// Units that no live order holds; null without access to the ledger.
     pub unsold: Option<i64>,
-    /// Ids, claims and keys that occur twice, and orders that nobody was answered for; null likewise.
+    /// Ids, claims and keys that occur twice, and orders that no answer named; null likewise.
     pub duplicates: Option<u64>,
     pub lost: u64,
     pub dishonoured: u64,
@@ -73,7 +73,7 @@ pub struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sales: Vec<SaleReport>,
     pub verdict: Verdict,
-    /// Whether everything had arrived when the judge looked.
+    /// Whether nothing was in flight when the stores were read.
     #[serde(skip)]
     pub settled: bool,
 }
@@ -109,17 +109,17 @@ pub struct Afterwards {
     pub paid: u64,
     pub cancelled: u64,
     pub expired: u64,
-    /// Purchases of buyers who came again because the sale showed units.
+    /// Retries: purchases that were sent because the sale showed units.
     pub came_again: u64,
-    /// Orders that these purchases ended in.
+    /// Orders that the retries got.
     pub bought_again: u64,
-    /// Orders of which their buyers did not see the end.
+    /// Orders that were not final when the users stopped.
     pub unfinished: u64,
-    /// Buyers who still wanted a unit when the act was over.
+    /// Buyers who still wanted a unit when the users stopped.
     pub still_wanted: u64,
 }
 
-/// Per second, from the start of the sale. Who came again later is not counted.
+/// Per second, from the start of the sale, without retries.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Rates {
     /// New orders, to nine tenths of those that used up the stock of the start for the first time; of all, where it was
@@ -164,7 +164,7 @@ impl Quantiles {
 }
 
 impl Report {
-    /// Adds what else was found, and judges anew.
+    /// Adds checks, and computes the verdict again.
     pub fn add_checks(&mut self, checks: impl IntoIterator<Item = Finding>) {
         self.checks.extend(checks);
         self.verdict = Verdict::of(self.promises.iter().chain(&self.checks), self.accepted, self.settled);
@@ -172,7 +172,7 @@ impl Report {
 }
 
 impl Verdict {
-    /// Passes when no finding is broken, nothing is left on its way, and at least one purchase was accepted: where
+    /// Passes when no finding is broken, nothing is in flight, and at least one purchase was accepted: where
     /// nothing was bought there is nothing to keep, and an order that never arrives is a promise not kept.
     pub fn of<'a>(findings: impl IntoIterator<Item = &'a Finding>, accepted: u64, settled: bool) -> Self {
         let broken = findings.into_iter().any(|finding| finding.holds == CheckResult::Broken);

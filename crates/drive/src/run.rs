@@ -1,4 +1,4 @@
-//! One whole run: a sale is put on, buyers come, things settle, and the verdict is spoken.
+//! One whole run: opens a sale, sends the virtual users, waits until the pipeline is empty, and evaluates.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -35,13 +35,13 @@ pub struct Run<'a, W> {
     pub timeouts: Timeouts,
     pub rules: Rules,
     pub deliveries: Option<Deliveries>,
-    /// May be shared with scenes that play at the same time.
+    /// May be shared with runs that go on at the same time.
     pub tally: Arc<Tally>,
-    /// Sends the buyers away early; what was said until then is still judged.
+    /// Stops the users early; the answers until then are still evaluated.
     pub stop: CancellationToken,
 }
 
-/// Units that come while the sale is on.
+/// Units that are added while the sale is open.
 #[derive(Clone, Copy, Debug)]
 pub struct Deliveries {
     pub every: Duration,
@@ -50,7 +50,7 @@ pub struct Deliveries {
     pub times: u32,
 }
 
-/// What came of it.
+/// The result of a run.
 pub struct FinishedRun {
     pub name: String,
     pub open_sale: OpenSale,
@@ -59,7 +59,7 @@ pub struct FinishedRun {
     pub report: Report,
 }
 
-/// Time for every node to hear of the sale, on top of the early buyers' lead. Nodes look once a second.
+/// Time for every node to learn of the sale, on top of the early buyers' lead. Nodes poll once a second.
 const NOTICE: Duration = Duration::from_secs(4);
 /// Between two tries to deliver.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -90,7 +90,7 @@ impl<'a, W: StoreObserver> Run<'a, W> {
         }
     }
 
-    /// Plays it from the draft of the sale to the report, with a line that says how it goes.
+    /// Executes the run from the draft of the sale to the report, and prints its progress.
     pub async fn execute_with_progress(self) -> anyhow::Result<FinishedRun> {
         let tally = Arc::clone(&self.tally);
         tokio::select! {
@@ -99,11 +99,11 @@ impl<'a, W: StoreObserver> Run<'a, W> {
         }
     }
 
-    /// Plays it without a word.
+    /// Executes the run without printing anything.
     pub async fn execute(self) -> anyhow::Result<FinishedRun> {
         let plan = Arc::new(Plan::draw(&self.demand, self.tokens)?);
         let admin = AdminClient::new(&self.client, self.tokens)?;
-        // Nodes hear of the blacklist within a second, and so before the sale starts.
+        // Nodes learn of the blacklist within a second, and so before the sale starts.
         for user in plan.blocked(&self.demand) {
             admin.block(user, true).await?;
         }
@@ -133,12 +133,12 @@ impl<'a, W: StoreObserver> Run<'a, W> {
         Ok((open_sale, record, report))
     }
 
-    /// Plays a plan at a sale that is on, from the first click to the report, with a line that says how it goes.
+    /// Executes a plan at a sale that is open already, from the first click to the report, and prints its progress.
     pub async fn execute_at(self, open_sale: OpenSale, plan: Arc<Plan>) -> anyhow::Result<FinishedRun> {
         let (tally, admin) = (Arc::clone(&self.tally), AdminClient::new(&self.client, self.tokens)?);
         let (record, report) = tokio::select! {
             never = progress::print(&tally) => match never {},
-            attended = self.sell_at(&admin, Arc::clone(&plan), open_sale) => attended?,
+            result = self.sell_at(&admin, Arc::clone(&plan), open_sale) => result?,
         };
         Ok(FinishedRun { name: self.name, open_sale, plan, record, report })
     }
@@ -152,7 +152,7 @@ impl<'a, W: StoreObserver> Run<'a, W> {
         let sampler = StoreSampler::default();
         tokio::select! {
             never = sampler.run(self.observer, open_sale.id, open_sale.start) => match never {},
-            judged = self.sell(admin, plan, open_sale, &sampler) => judged,
+            result = self.sell(admin, plan, open_sale, &sampler) => result,
         }
     }
 
@@ -166,7 +166,7 @@ impl<'a, W: StoreObserver> Run<'a, W> {
         let (client, tally, post_purchase) =
             (Arc::clone(&self.client), Arc::clone(&self.tally), self.demand.post_purchase);
         let users = VirtualUsers::with_tally(client, Arc::clone(&plan), open_sale, self.pacing, post_purchase, tally)?;
-        let listening = async {
+        let stop_requested = async {
             self.stop.cancelled().await;
             users.stop();
             std::future::pending().await
@@ -175,9 +175,9 @@ impl<'a, W: StoreObserver> Run<'a, W> {
             async { tokio::join!(users.run_observed(self.observer), self.deliver(admin, open_sale, &users)).1 };
         let delivered = tokio::select! {
             delivered = selling => delivered,
-            never = listening => never,
+            never = stop_requested => never,
         };
-        let mut record = users.into_record().context("a buyer is still at it")?;
+        let mut record = users.into_record().context("a buyer has not finished")?;
         record.drop_resold_orders(&plan, self.setup.stock);
         let evaluation = Evaluation {
             observer: self.observer,
@@ -197,8 +197,8 @@ impl<'a, W: StoreObserver> Run<'a, W> {
         Ok((record, report))
     }
 
-    /// Brings the units that were announced, each delivery twice: the second time must change nothing. Returns how many
-    /// were brought until the users left.
+    /// Adds the units of each delivery, twice: the second time must change nothing. Returns how many units were added
+    /// until the users stopped.
     async fn deliver(&self, admin: &AdminClient<'_>, open_sale: OpenSale, users: &VirtualUsers) -> u32 {
         let Some(deliveries) = self.deliveries else { return 0 };
         users.expect_deliveries(deliveries.times as usize);
@@ -225,7 +225,7 @@ impl<'a, W: StoreObserver> Run<'a, W> {
         delivered
     }
 
-    /// What this scene in particular has to show.
+    /// The checks of this run besides the promises.
     async fn check(
         &self,
         report: &mut Report,
@@ -249,21 +249,21 @@ impl<'a, W: StoreObserver> Run<'a, W> {
             }
         }
         if report.unsold.is_none() {
-            // The stores cannot be seen from here, but the service can see them.
-            take_over(report, admin.audit(open_sale.id).await?);
+            // No access to the stores from here; the service has it.
+            use_audit(report, admin.audit(open_sale.id).await?);
         }
         report.add_checks(findings);
         Ok(())
     }
 }
 
-/// Where buyers alone cannot judge, the service's own audit speaks, and is named.
-fn take_over(report: &mut Report, audit: Vec<AuditFinding>) {
+/// Fills promises that are not checked with the findings of the service's own audit, and says so.
+fn use_audit(report: &mut Report, audit: Vec<AuditFinding>) {
     for audited in audit {
         let mut findings = report.promises.iter_mut();
         let Some(finding) = findings.find(|finding| finding.name == audited.name) else { continue };
         if let (CheckResult::Unknown, Some(holds)) = (finding.holds, audited.holds) {
-            finding.holds = if holds { CheckResult::Holds } else { CheckResult::Broken };
+            finding.holds = CheckResult::from(holds);
             finding.detail = format!("{}, by the service's own audit", audited.detail);
         }
     }

@@ -35,7 +35,7 @@ impl Stores {
         kafka: Option<&config::Kafka>,
     ) -> anyhow::Result<Self> {
         let ledger = match postgres {
-            // Nothing is written from here, so the time to pay does not matter.
+            // The load generator writes nothing, so the time to pay does not matter.
             Some(settings) => Some(Ledger::connect(settings, std::time::Duration::ZERO).await.context("PostgreSQL")?),
             None => None,
         };

@@ -12,7 +12,7 @@ pub struct TextReport<'a>(pub &'a Report);
 impl Display for TextReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.funnel(f)?;
-        self.channel(f)?;
+        self.by_status(f)?;
         self.afterwards(f)?;
         self.orders(f)?;
         self.speed(f)?;
@@ -33,19 +33,19 @@ impl TextReport<'_> {
                 line(f, stage, sum, &detail.join(", "))?;
             }
         }
-        line(f, "left without a decision", report.unconfirmed, "5xx, timeouts, resets; their buyers asked again")?;
+        line(f, "no decision", report.unconfirmed, "5xx, timeouts, resets; these buyers asked again")?;
         if report.gave_up > 0 {
-            line(f, "buyers who gave up", report.gave_up, "they never heard a decision")?;
+            line(f, "buyers who gave up", report.gave_up, "they never got a decision")?;
         }
         if report.unanswered_orders > 0 {
-            line(f, "orders of such buyers", report.unanswered_orders, "which no answer named")?;
+            line(f, "orders without an answer", report.unanswered_orders, "in the ledger; their 202 never arrived")?;
         }
-        line(f, "not sent, or not understood", report.client_errors, "")?;
+        line(f, "client errors", report.client_errors, "no connection, or an answer outside the contract")?;
         line(f, "accepted", report.accepted, "distinct orders answered 202")
     }
 
     /// The same purchases by what came back.
-    fn channel(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn by_status(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let report = self.0;
         let mut words: Vec<_> = report.http.iter().map(|(status, count)| format!("{status}: {count}")).collect();
         let none = report.no_answer;
@@ -64,14 +64,14 @@ impl TextReport<'_> {
         }
         writeln!(f, "\nAfter the purchase")?;
         line(f, "paid", after.paid, "")?;
-        line(f, "cancelled", after.cancelled, "by their buyers; the units were on sale again")?;
-        line(f, "expired", after.expired, "not paid in time; the auditor put the units on sale again")?;
+        line(f, "cancelled", after.cancelled, "by the buyer; the units went back on sale")?;
+        line(f, "expired", after.expired, "not paid in time; the units went back on sale")?;
         if after.unfinished > 0 {
             line(f, "neither paid nor closed", after.unfinished, "")?;
         }
-        line(f, "purchases of who came again", after.came_again, "because the sale showed units")?;
-        line(f, "orders that came of them", after.bought_again, "units sold again, or out of the reserve")?;
-        line(f, "buyers left without a unit", after.still_wanted, "")
+        line(f, "retries", after.came_again, "purchases sent because the sale showed units again")?;
+        line(f, "orders from retries", after.bought_again, "units sold again, or moved out of the reserve")?;
+        line(f, "buyers without a unit", after.still_wanted, "")
     }
 
     fn orders(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -86,7 +86,7 @@ impl TextReport<'_> {
         for (what, units) in [("units oversold", report.oversold), ("units unsold", report.unsold)] {
             match units {
                 Some(units) => line(f, what, units, "")?,
-                None => line(f, what, "?", "the ledger cannot be seen from here")?,
+                None => line(f, what, "?", "no access to the ledger")?,
             }
         }
         Ok(())
@@ -95,7 +95,7 @@ impl TextReport<'_> {
     fn speed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let report = self.0;
         if report.verdict != Verdict::Pass {
-            return writeln!(f, "\nSpeed is not shown: without the verdict it is no result.");
+            return writeln!(f, "\nSpeed is shown only with the verdict \"pass\".");
         }
         writeln!(f, "\nSpeed")?;
         writeln!(f, "  {:<12}{:>12}{:>12}{:>12}{:>12}", "", "per second", "p50 ms", "p99 ms", "p99.9 ms")?;
@@ -129,11 +129,11 @@ pub fn verdict_in_words(report: &Report) -> String {
         Verdict::Pass if open == 0 => "every promise holds".to_owned(),
         Verdict::Pass => format!("no promise is broken, {open} not checked"),
         Verdict::Fail if report.accepted == 0 => "nothing was bought".to_owned(),
-        Verdict::Fail if !report.settled => "orders were still on their way when patience ended".to_owned(),
+        Verdict::Fail if !report.settled => "orders were still in flight when the timeout passed".to_owned(),
         Verdict::Fail if report.promises.iter().any(|finding| finding.holds == CheckResult::Broken) => {
             "a promise is broken".to_owned()
         }
-        Verdict::Fail => "every promise holds, but the run did not keep its own rules".to_owned(),
+        Verdict::Fail => "every promise holds, but a check of this run failed".to_owned(),
     }
 }
 

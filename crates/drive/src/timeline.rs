@@ -1,4 +1,4 @@
-//! The course of a run in buckets of a tenth of a second: answers by outcome, what Redis still had, what had landed.
+//! The timeline of a run in buckets of a tenth of a second: answers by outcome, units left in Redis, units in rows.
 //!
 //! Answers are counted where they are recorded anyway, under the same lock. The stores are asked ten times a second
 //! from outside, each by a loop of its own: a store that does not answer leaves a gap in its line, not in the other's.
@@ -63,13 +63,13 @@ impl Timeline {
     }
 }
 
-/// Two levels as they were last seen. Two sales are not always asked within the same bucket, and what was not seen
-/// has not gone.
+/// The last known levels of two sales. Two sales are not always sampled within the same bucket, and a level without a
+/// sample has not changed.
 #[derive(Default)]
 struct Levels(Option<i64>, Option<i64>);
 
 impl Levels {
-    /// Both together, if one was seen now and the other ever.
+    /// The sum, if one was sampled now and the other one at any time.
     fn sum(&mut self, one: Option<i64>, two: Option<i64>) -> Option<i64> {
         (self.0, self.1) = (one.or(self.0), two.or(self.1));
         one.or(two)?;
@@ -90,7 +90,8 @@ pub struct Bucket {
     pub unconfirmed: u64,
     /// Connections that could not be made, and answers outside the contract.
     pub client_errors: u64,
-    /// Units that Redis still had when it was last asked within the bucket; null when it was not asked or silent.
+    /// Units that Redis still had when it was last asked within the bucket; null if it was not asked or did not
+    /// answer.
     pub remaining: Option<i64>,
     /// Units that live orders held in the ledger, likewise.
     pub sold: Option<i64>,
@@ -127,14 +128,14 @@ fn number(start: Instant, now: Instant) -> i64 {
     }
 }
 
-/// Watches the stores while a run goes on.
+/// Samples the stores while a run goes on.
 #[derive(Debug, Default)]
 pub struct StoreSampler {
-    seen: Mutex<Buckets>,
+    samples: Mutex<Buckets>,
 }
 
 impl StoreSampler {
-    /// Watches until dropped.
+    /// Samples until dropped.
     pub async fn run<W: StoreObserver>(&self, observer: &W, sale: SaleId, start: Instant) -> Infallible {
         tokio::select! {
             never = self.sample_rows(observer, sale, start) => never,
@@ -162,14 +163,14 @@ impl StoreSampler {
     }
 
     fn note(&self, start: Instant, note: impl FnOnce(&mut Bucket)) {
-        note(self.seen.lock().unwrap_or_else(PoisonError::into_inner).at(start, Instant::now()));
+        note(self.samples.lock().unwrap_or_else(PoisonError::into_inner).at(start, Instant::now()));
     }
 
-    /// What was watched together with what was answered, from the first to the last of both.
+    /// The samples together with the answers, from the first to the last of both.
     pub fn timeline(&self, answers: &Buckets) -> Timeline {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         let ends = |buckets: &Buckets| Some((*buckets.0.first_key_value()?.0, *buckets.0.last_key_value()?.0));
-        let Some((first, last)) = [ends(answers), ends(&seen)]
+        let Some((first, last)) = [ends(answers), ends(&samples)]
             .into_iter()
             .flatten()
             .reduce(|(first, last), (from, to)| (first.min(from), last.max(to)))
@@ -179,8 +180,8 @@ impl StoreSampler {
         let bucket = |number: i64| {
             let mut bucket = answers.0.get(&number).cloned().unwrap_or_default();
             bucket.at_ms = number * BUCKET_MS;
-            if let Some(seen) = seen.0.get(&number) {
-                (bucket.remaining, bucket.sold) = (seen.remaining, seen.sold);
+            if let Some(sample) = samples.0.get(&number) {
+                (bucket.remaining, bucket.sold) = (sample.remaining, sample.sold);
             }
             bucket
         };
@@ -221,7 +222,7 @@ mod tests {
         for (ms, answer) in [(0, OPEN), (10, refused()), (320, refused())] {
             answers.count(start, start + Duration::from_millis(ms), &answer);
         }
-        sampler.seen.lock().expect("no panic").at(start, start + Duration::from_millis(510)).sold = Some(7);
+        sampler.samples.lock().expect("no panic").at(start, start + Duration::from_millis(510)).sold = Some(7);
         let timeline = sampler.timeline(&answers);
         let at: Vec<_> = timeline.buckets.iter().map(|bucket| bucket.at_ms).collect();
         assert_eq!(at, [0, 100, 200, 300, 400, 500]);

@@ -1,4 +1,4 @@
-//! Tokens of the demo's and the load test's own buyers and operator.
+//! Tokens of the virtual users and of the operator.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! The verdict: lets things settle, reads the stores, and holds what buyers were told against what is there.
+//! The verdict: waits until nothing is in flight, reads the stores, and compares them with what buyers were told.
 //!
-//! Every accepted order is looked up in the ledger's view, and a spread sample of them is read over HTTP by its own
-//! buyer. Faults on the way (503, timeouts) are counted and forgiven: what decides is whether promises were kept.
+//! Every accepted order is looked up in the ledger, and a sample of them is read over HTTP by their own buyers. Errors
+//! on the way (503, timeouts) are counted and are no failure: what decides is whether promises were kept.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
@@ -25,39 +25,39 @@ use super::virtual_users::OwnOrder;
 use seckill::domain::{OrderId, OrderStatus, Rejection, SaleId, UserId};
 use seckill::promises::{self, CheckResult, ClientView, Finding, Flow, LedgerView, NAMES, OrderFact, Snapshot};
 
-/// Most orders that are read back over HTTP when the ledger can be seen, and how many at once.
+/// Orders that are read over HTTP at most if there is access to the ledger, and how many at once.
 const SAMPLE: usize = 2000;
 const AT_ONCE: usize = 32;
 
-/// How often a snapshot is taken again in which something is broken: while orders expire, one look after the other
-/// may meet some that were closed between the two stores.
+/// Snapshots at most while something is broken: as orders expire, each snapshot may meet some that were closed between
+/// the reads of the two stores.
 const SNAPSHOTS: u32 = 4;
 
-/// How long the judge waits.
+/// How long an evaluation waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
     /// For the outbox and Kafka to run empty.
     pub settle: Duration,
-    /// For as long as this, a finding about two stores is looked at again.
+    /// For the two stores to agree: a broken finding is checked again for so long.
     pub recheck: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        // The auditor compares claims with rows every five seconds, and a closed order's claim may wait for it.
+        // The reconciler compares claims with rows every five seconds, and a closed order's claim may wait for it.
         Self { settle: Duration::from_secs(120), recheck: Duration::from_secs(6) }
     }
 }
 
-/// What was found broken of promises that the ledger keeps alone. Its view is one snapshot, so that such a finding is
-/// true for ever: no later look takes it back.
+/// Violations of promises that only the ledger decides. Its view is one snapshot, so such a finding stays true whatever
+/// a later snapshot shows.
 #[derive(Debug, Default)]
 pub struct ConfirmedViolations(Vec<Finding>);
 
 impl ConfirmedViolations {
     const OF_THE_LEDGER: [&str; 3] = ["no_oversell", "one_per_user", "ledger_conserved"];
 
-    /// Keeps what is broken for the first time.
+    /// Keeps the first violation of each promise.
     pub fn record(&mut self, findings: &[Finding]) {
         for finding in findings.iter().filter(|finding| finding.holds == CheckResult::Broken) {
             let known = self.0.iter().any(|confirmed| confirmed.name == finding.name);
@@ -67,7 +67,7 @@ impl ConfirmedViolations {
         }
     }
 
-    /// Replaces later findings of the same promises.
+    /// Replaces later findings of the same promises by the violations.
     pub fn restore(&self, findings: &mut [Finding]) {
         for finding in findings {
             if let Some(confirmed) = self.0.iter().find(|confirmed| confirmed.name == finding.name) {
@@ -77,7 +77,7 @@ impl ConfirmedViolations {
     }
 }
 
-/// Everything that one run is judged by.
+/// What one run is evaluated by.
 pub struct Evaluation<'a, W> {
     pub observer: &'a W,
     pub client: &'a Client,
@@ -89,7 +89,7 @@ pub struct Evaluation<'a, W> {
 }
 
 impl<W: StoreObserver> Evaluation<'_, W> {
-    /// Waits, looks, and judges.
+    /// Waits until everything has settled, reads the stores, and checks all promises.
     pub async fn evaluate(&self) -> anyhow::Result<Report> {
         let flow = self.settle().await?;
         let mut client_view = self.record.view(self.plan);
@@ -109,10 +109,11 @@ impl<W: StoreObserver> Evaluation<'_, W> {
             if !is_broken(&findings) {
                 break;
             }
-            // The two stores cannot be read at one instant, and the auditor may be at work: what is really broken
-            // still is when looked at again.
+            // The two stores cannot be read at one instant, and the reconciler may be at work: a real violation is
+            // still there in the next snapshot.
             sleep(self.timeouts.recheck / SNAPSHOTS).await;
-            snapshot.ledger = self.observer.ledger(self.sale).await?.context("the ledger forgot the sale")?;
+            snapshot.ledger =
+                self.observer.ledger(self.sale).await?.context("the ledger does not know the sale any more")?;
             snapshot.redis = self.observer.redis(self.sale).await?;
         }
         let mut orders = BTreeMap::new();
@@ -120,7 +121,7 @@ impl<W: StoreObserver> Evaluation<'_, W> {
             *orders.entry(order.status.as_str()).or_default() += 1;
         }
         let short = promises::shortfalls(&snapshot);
-        // Kafka that cannot be seen is no reason to fail; orders that are seen waiting are.
+        // Without access to Kafka nothing is known to wait; orders that are known to wait fail the run.
         let settled = snapshot.flow.is_none_or(Flow::is_settled);
         let checks = self.checks(Some(&snapshot.ledger));
         let mut findings = promises::check(&snapshot);
@@ -136,7 +137,7 @@ impl<W: StoreObserver> Evaluation<'_, W> {
         Ok(report)
     }
 
-    /// Polls until nothing is on its way or patience ends; the last word is what the promises get to see.
+    /// Polls until nothing is in flight or the timeout passes. The promises are checked with the last poll.
     async fn settle(&self) -> anyhow::Result<Option<Flow>> {
         let deadline = Instant::now() + self.timeouts.settle;
         let mut ticks = interval(Duration::from_millis(200));
@@ -150,7 +151,7 @@ impl<W: StoreObserver> Evaluation<'_, W> {
                 Err(_) => false,
             };
             if done || Instant::now() >= deadline {
-                return seen.context("what is on its way cannot be seen");
+                return seen.context("what is in flight cannot be read");
             }
         }
     }
@@ -166,19 +167,19 @@ impl<W: StoreObserver> Evaluation<'_, W> {
         answers.into_iter().filter(|(_, readable)| !readable).map(|(order, _)| order).collect()
     }
 
-    /// The state of an order as its buyer reads it, from any node that answers.
+    /// An order as its buyer reads it, from any node that answers.
     async fn read(&self, order: OrderId, buyer: u32) -> Option<OwnOrder> {
-        self.ask(&format!("/api/v1/orders/{order}"), buyer).await.filter(|seen| seen.order_id == order)
+        self.get_order(&format!("/api/v1/orders/{order}"), buyer).await.filter(|seen| seen.order_id == order)
     }
 
-    /// Whether the sale shows its buyer another order, that was not rejected.
+    /// Whether the buyer has another order of the sale that was not rejected.
     async fn has_another(&self, order: OrderId, buyer: u32) -> bool {
-        let own = self.ask(&format!("/api/v1/sales/{}/order", self.sale), buyer).await;
+        let own = self.get_order(&format!("/api/v1/sales/{}/order", self.sale), buyer).await;
         own.is_some_and(|own| own.order_id != order && own.status != OrderStatus::Rejected)
     }
 
-    /// An order that a buyer asks for, from any node that has it.
-    async fn ask(&self, path: &str, buyer: u32) -> Option<OwnOrder> {
+    /// An order from any node that has it.
+    async fn get_order(&self, path: &str, buyer: u32) -> Option<OwnOrder> {
         let path: Uri = path.parse().ok()?;
         let caller = &self.plan.buyers[buyer as usize].caller;
         for node in 0..self.client.nodes() {
@@ -189,41 +190,41 @@ impl<W: StoreObserver> Evaluation<'_, W> {
         None
     }
 
-    /// Without a view of the stores only the buyers can be asked: every accepted order must become readable and
+    /// Without access to the stores, only what buyers read counts: every accepted order must become readable and
     /// leave the queue. The other promises are left to the service's own audit.
     async fn evaluate_from_outside(&self, client_view: ClientView) -> anyhow::Result<Report> {
         let deadline = Instant::now() + self.timeouts.settle;
-        let mut open: Vec<_> = self.record.accepted.iter().copied().collect();
+        let mut pending: Vec<_> = self.record.accepted.iter().copied().collect();
         let mut orders: BTreeMap<&'static str, u64> = BTreeMap::new();
         let mut dishonoured = 0;
-        while !open.is_empty() {
-            let mut still_open = Vec::new();
-            for (order, buyer) in open {
+        while !pending.is_empty() {
+            let mut unsettled = Vec::new();
+            for (order, buyer) in pending {
                 match self.read(order, buyer).await {
                     Some(seen) if seen.status != OrderStatus::Queued => {
                         *orders.entry(seen.status.as_str()).or_default() += 1;
                         let rejected = seen.status == OrderStatus::Rejected;
-                        // Only who has another one may be told so.
+                        // Only a buyer with another order may be rejected for it.
                         let excused = rejected
                             && seen.reason == Some(Rejection::AlreadyPurchased)
                             && self.has_another(order, buyer).await;
                         dishonoured += u64::from(rejected && !excused);
                     }
-                    _ => still_open.push((order, buyer)),
+                    _ => unsettled.push((order, buyer)),
                 }
             }
-            open = still_open;
-            if open.is_empty() || Instant::now() >= deadline {
+            pending = unsettled;
+            if pending.is_empty() || Instant::now() >= deadline {
                 break;
             }
             sleep(Duration::from_millis(500)).await;
         }
-        let lost = open.len() as u64;
+        let lost = pending.len() as u64;
         let of_all = format!("of {} accepted orders, read by their buyers", client_view.answers.len());
         let found = |promise: &'static str| match promise {
-            "nothing_lost" => (holds_if(lost == 0), format!("{lost} lost {of_all}")),
-            "honoured" => (holds_if(dishonoured == 0), format!("{dishonoured} rejected {of_all}")),
-            _ => (CheckResult::Unknown, "the stores cannot be seen from here".to_owned()),
+            "nothing_lost" => (CheckResult::from(lost == 0), format!("{lost} lost {of_all}")),
+            "honoured" => (CheckResult::from(dishonoured == 0), format!("{dishonoured} rejected {of_all}")),
+            _ => (CheckResult::Unknown, "no access to the stores".to_owned()),
         };
         let findings = NAMES.map(|name| {
             let (holds, detail) = found(name);
@@ -236,12 +237,12 @@ impl<W: StoreObserver> Evaluation<'_, W> {
         Ok(report)
     }
 
-    /// What this run has to show besides the promises.
+    /// The checks of this run besides the promises.
     fn checks(&self, ledger: Option<&LedgerView>) -> Vec<Finding> {
-        self.record.waiting.map_or_else(Vec::new, |waiting| {
+        self.record.final_state.map_or_else(Vec::new, |state| {
             vec![
                 checks::everybody_decided(self.record),
-                checks::orders_ended(waiting),
+                checks::orders_ended(state),
                 checks::moves_kept(self.record, ledger),
             ]
         })
@@ -293,7 +294,8 @@ impl<W: StoreObserver> Evaluation<'_, W> {
     }
 }
 
-/// Orders that no 202 named. Those of buyers who always got an answer are a broken promise, and not counted here.
+/// Orders that no 202 named, of buyers with an unconfirmed answer. Of other buyers, such orders break a promise, and
+/// are not counted here.
 fn unanswered(ledger: &LedgerView, client_view: &ClientView) -> u64 {
     let named: HashSet<OrderId> = client_view.answers.iter().map(|answer| answer.order).collect();
     let without: HashSet<&UserId> = client_view.unconfirmed.iter().collect();
@@ -312,25 +314,21 @@ fn is_broken(findings: &[Finding]) -> bool {
     findings.iter().any(|finding| finding.holds == CheckResult::Broken)
 }
 
-pub(super) const fn holds_if(kept: bool) -> CheckResult {
-    if kept { CheckResult::Holds } else { CheckResult::Broken }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_one_look_at_the_ledger_proves_no_later_look_takes_back() {
-        let look = |holds, detail: &str| {
+    fn a_violation_that_one_ledger_snapshot_shows_stays_confirmed() {
+        let findings = |holds, detail: &str| {
             let finding = |name| Finding { name, holds, detail: detail.to_owned() };
             NAMES.map(finding).to_vec()
         };
         let mut confirmed = ConfirmedViolations::default();
-        confirmed.record(&look(CheckResult::Holds, "well"));
-        confirmed.record(&look(CheckResult::Broken, "first"));
-        confirmed.record(&look(CheckResult::Broken, "second"));
-        let mut last = look(CheckResult::Holds, "last");
+        confirmed.record(&findings(CheckResult::Holds, "well"));
+        confirmed.record(&findings(CheckResult::Broken, "first"));
+        confirmed.record(&findings(CheckResult::Broken, "second"));
+        let mut last = findings(CheckResult::Holds, "last");
         confirmed.restore(&mut last);
         let broken: Vec<_> = last.iter().filter(|finding| finding.holds == CheckResult::Broken).collect();
         assert_eq!(broken.iter().map(|finding| finding.name).collect::<Vec<_>>(), ConfirmedViolations::OF_THE_LEDGER);

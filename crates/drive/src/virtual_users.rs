@@ -1,10 +1,10 @@
-//! The buyers: an open loop of clicks over real HTTP, and what a buyer does when no answer came.
+//! Virtual users: they send the clicks of a plan over real HTTP, in an open loop.
 //!
-//! Clicks follow the plan, not the answers: a slow service meets the same crowd as a fast one, and latency counts
+//! Clicks follow the plan, not the answers: a slow service meets the same load as a fast one, and latency counts
 //! from the moment at which the click was due. A fixed number of workers take the clicks in order, so a request
-//! costs no task of its own. A buyer who is left without a decision asks on (`follow_up`). A crowd with [`PostPurchase`] lives on: orders are paid,
-//! cancelled and forgotten (`lifecycle`), and who got nothing comes again when the sale shows units
-//! (`retry`).
+//! costs no task of its own. A buyer whose answer decided nothing asks again (`follow_up`). With [`PostPurchase`],
+//! buyers pay, cancel or forget their orders (`lifecycle`), and buyers without a unit buy again when the sale shows
+//! units (`retry`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -28,13 +28,13 @@ use super::record::{ClientRecord, FinalState, Recorder, Sample, Tally};
 use seckill::api::problem::Code;
 use seckill::domain::{OrderId, OrderStatus, Rejection, SaleId};
 
-/// Purchases at once of buyers who come again: they must not take the connections of those who click for the first time.
+/// Retries at once: they must not take the connections of the first clicks.
 const RETRIES_AT_ONCE: usize = 64;
-/// Payments and look-ups at once. Each needs one of the few connections that a node has to its database: many more at
-/// once would wait for these until they are turned away, and come too late to pay.
+/// Payments, cancellations and reads at once. Each needs one of the few connections that a node has to its database:
+/// many more would wait until the node rejects them, and come too late to pay.
 const ORDER_CALLS_AT_ONCE: usize = 80;
 
-/// How many clicks are in flight at most, and how long an undecided buyer goes on asking.
+/// How many clicks are in flight at most, and how long an undecided buyer asks again.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacing {
     /// Bounds the workers, not the arrivals: a click that has to wait is late, and its latency says so.
@@ -44,7 +44,7 @@ pub struct Pacing {
     /// First pause of an undecided buyer when the service names none; doubles up to the second.
     pub follow_up_pause: Duration,
     /// Closed loop: so many buyers click one after the other, each as soon as the last answer is there, and the plan's
-    /// times do not count. Such a crowd waits for a slow service, and hides how slow it is.
+    /// times do not count. Such users wait for a slow service, and hide how slow it is.
     pub closed_loop: bool,
     /// Every first click comes over a connection of its own.
     pub fresh_connections: bool,
@@ -62,7 +62,7 @@ impl Default for Pacing {
     }
 }
 
-/// The crowd in front of one sale.
+/// The virtual users of one sale.
 pub struct VirtualUsers {
     pub(super) client: Arc<Client>,
     pub(super) plan: Arc<Plan>,
@@ -75,20 +75,20 @@ pub struct VirtualUsers {
     start: Instant,
     pub recorder: Recorder,
     next: AtomicUsize,
-    /// Per buyer, whether somebody already asks on its behalf: five undecided clicks make one follow-up.
+    /// Per buyer, whether a follow-up is running: five undecided clicks make one follow-up.
     has_follow_up: Vec<AtomicBool>,
     pub(super) follow_ups: TaskTracker,
     pub(super) states: BuyerStates,
-    /// The orders that are not over yet.
+    /// The orders that are not final yet.
     pub(super) lifecycles: TaskTracker,
     pub(super) retry_permits: Semaphore,
     pub(super) order_permits: Semaphore,
-    /// Orders whose buyers left before the end.
+    /// Orders that were not final when the users stopped.
     pub(super) unfinished: AtomicU64,
     sent_all: AtomicBool,
     /// Deliveries of units that are still to come.
     expected: AtomicUsize,
-    /// No further click, and nobody waits for anything.
+    /// Cancelled: no further click, and no further wait.
     pub(super) stopping: CancellationToken,
 }
 
@@ -96,8 +96,8 @@ pub struct VirtualUsers {
 pub(super) struct PurchaseRequest {
     pub caller: Caller,
     pub body: Bytes,
-    /// Of a buyer who comes again, without a key.
-    pub again: bool,
+    /// Sent because the sale showed units; without a key.
+    pub is_retry: bool,
 }
 
 /// An order as its buyer reads it.
@@ -119,7 +119,7 @@ impl VirtualUsers {
         Ok(Arc::new(Self::build(client, plan, sale, start, pacing, Arc::default())?))
     }
 
-    /// A crowd that lives on after its purchases.
+    /// Users who go on after their purchases.
     pub fn with_post_purchase(
         client: Arc<Client>,
         plan: Arc<Plan>,
@@ -128,11 +128,11 @@ impl VirtualUsers {
         pacing: Pacing,
         post_purchase: Option<PostPurchase>,
     ) -> anyhow::Result<Arc<Self>> {
-        let crowd = Self::build(client, plan, sale, start, pacing, Arc::default())?;
-        Ok(Arc::new(Self { post_purchase, ..crowd }))
+        let users = Self::build(client, plan, sale, start, pacing, Arc::default())?;
+        Ok(Arc::new(Self { post_purchase, ..users }))
     }
 
-    /// As [`VirtualUsers::with_post_purchase`], with counters that other crowds may share.
+    /// As [`VirtualUsers::with_post_purchase`], with counters that the users of other sales may share.
     pub fn with_tally(
         client: Arc<Client>,
         plan: Arc<Plan>,
@@ -144,8 +144,8 @@ impl VirtualUsers {
         tally.clicks.fetch_add(plan.clicks.len() as u64, Relaxed);
         // The first of several starts is as good as any.
         let _ = tally.start.set(open_sale.start);
-        let crowd = Self::build(client, plan, open_sale.id, open_sale.start, pacing, tally)?;
-        Ok(Arc::new(Self { post_purchase, ..crowd }))
+        let users = Self::build(client, plan, open_sale.id, open_sale.start, pacing, tally)?;
+        Ok(Arc::new(Self { post_purchase, ..users }))
     }
 
     fn build(
@@ -187,25 +187,25 @@ impl VirtualUsers {
         self.run_observed(&NoAccess).await;
     }
 
-    /// As [`VirtualUsers::run`]; a crowd that lifecycles on stays until every order of its own is over, and nothing is left or
-    /// nobody wants any. `observer` says what is left, as far as it can see.
+    /// As [`VirtualUsers::run`]; with [`PostPurchase`], it goes on until every order is final, and nothing is left or
+    /// nobody wants a unit. `observer` says what is left, as far as it can see.
     pub async fn run_observed<W: StoreObserver>(self: &Arc<Self>, observer: &W) {
         let clicking = async {
-            self.click().await;
+            self.send_clicks().await;
             self.sent_all.store(true, Relaxed);
         };
-        let ((), end) = tokio::join!(clicking, self.retry_until_done(observer));
+        let ((), stop_reason) = tokio::join!(clicking, self.retry_until_done(observer));
         self.follow_ups.close();
         self.follow_ups.wait().await;
         self.lifecycles.close();
         self.lifecycles.wait().await;
-        if let Some(end) = end {
-            let (wanting, unfinished) = (self.states.wanting() as u64, self.unfinished.load(Relaxed));
-            self.recorder.stopped(FinalState { wanting, unfinished, end });
+        if let Some(stop_reason) = stop_reason {
+            let (still_wanting, unfinished) = (self.states.wanting() as u64, self.unfinished.load(Relaxed));
+            self.recorder.stopped(FinalState { still_wanting, unfinished, stop_reason });
         }
     }
 
-    /// Sends everybody away: no further click, and nobody waits any longer. What is under way is still answered.
+    /// Stops early: no further click, and no further wait. Requests in flight still get their answers.
     pub fn stop(&self) {
         self.stopping.cancel();
     }
@@ -214,12 +214,12 @@ impl VirtualUsers {
         &self.stopping
     }
 
-    /// So many deliveries of units are still to come: before the last of them the act is not over.
+    /// So many deliveries of units are still to come: the users do not stop before the last of them.
     pub fn expect_deliveries(&self, deliveries: usize) {
         self.expected.store(deliveries, Relaxed);
     }
 
-    /// Nothing will happen but by units that show up: no click is due, nobody asks, no order is open.
+    /// Only units that show up could cause another request: no click is due, no follow-up runs, no order is open.
     pub(super) fn is_quiet(&self) -> bool {
         self.has_sent_all()
             && self.expected.load(Relaxed) == 0
@@ -231,7 +231,7 @@ impl VirtualUsers {
         self.sent_all.load(Relaxed)
     }
 
-    async fn click(self: &Arc<Self>) {
+    async fn send_clicks(self: &Arc<Self>) {
         let workers = TaskTracker::new();
         for _ in 0..self.pacing.in_flight.clamp(1, self.plan.clicks.len().max(1)) {
             workers.spawn(Arc::clone(self).work());
@@ -240,9 +240,9 @@ impl VirtualUsers {
         workers.wait().await;
     }
 
-    /// What the buyers were told. `None` while somebody else still holds the crowd.
+    /// What the buyers were told. `None` while somebody else still holds the users.
     pub fn into_record(self: Arc<Self>) -> Option<ClientRecord> {
-        Arc::into_inner(self).map(|crowd| crowd.recorder.into_record())
+        Arc::into_inner(self).map(|users| users.recorder.into_record())
     }
 
     async fn work(self: Arc<Self>) {
@@ -256,10 +256,10 @@ impl VirtualUsers {
             let too_soon =
                 click.at_us >= 0 && matches!(&answer, Answer::Refused(refusal) if refusal.is(Code::SaleNotStarted));
             if (answer.is_open() || too_soon) && !self.has_follow_up[click.buyer as usize].swap(true, Relaxed) {
-                let crowd = Arc::clone(&self);
+                let users = Arc::clone(&self);
                 self.follow_ups.spawn(async move {
-                    crowd.follow_up(click.buyer, click.nth, answer, &crowd.first_request(click.buyer)).await;
-                    crowd.has_follow_up[click.buyer as usize].store(false, Relaxed);
+                    users.follow_up(click.buyer, click.nth, answer, &users.first_request(click.buyer)).await;
+                    users.has_follow_up[click.buyer as usize].store(false, Relaxed);
                 });
             }
         }
@@ -267,7 +267,7 @@ impl VirtualUsers {
 
     fn first_request(&self, number: u32) -> PurchaseRequest {
         let buyer = &self.plan.buyers[number as usize];
-        PurchaseRequest { caller: buyer.caller.clone(), body: buyer.body.clone(), again: false }
+        PurchaseRequest { caller: buyer.caller.clone(), body: buyer.body.clone(), is_retry: false }
     }
 
     fn due(&self, click: Click) -> Instant {
@@ -285,7 +285,7 @@ impl VirtualUsers {
     ) -> Answer {
         let node = number as usize + nth as usize;
         let sent = self.client.send_over(
-            self.pacing.fresh_connections && !request.again,
+            self.pacing.fresh_connections && !request.is_retry,
             node,
             Method::POST,
             &self.purchases,
@@ -293,10 +293,10 @@ impl VirtualUsers {
             request.body.clone(),
         );
         let sent = sent.await;
-        let channel = Transport::of(&sent);
+        let transport = Transport::of(&sent);
         let answer = Answer::of(sent);
-        let (latency, again) = (due.elapsed(), request.again);
-        self.recorder.record_answer(&Sample { buyer: number, answer: &answer, channel, latency, again });
+        let (latency, is_retry) = (due.elapsed(), request.is_retry);
+        self.recorder.record_answer(&Sample { buyer: number, answer: &answer, transport, latency, is_retry });
         if let (Some(post_purchase), Some(order)) = (self.post_purchase, self.states.record_answer(number, &answer)) {
             self.lifecycles.spawn(Arc::clone(self).follow_order(number, order, post_purchase));
         }

@@ -58,8 +58,8 @@ fn outcomes() -> Vec<Outcome> {
         .into_iter()
         .chain(stages.rev())
         .chain([
-            plain("left without a decision", "undecided", |bucket, _| bucket.unconfirmed),
-            plain("not sent, or not understood", "error", |bucket, _| bucket.client_errors),
+            plain("no decision", "undecided", |bucket, _| bucket.unconfirmed),
+            plain("client errors", "error", |bucket, _| bucket.client_errors),
         ])
         .collect()
 }

@@ -52,8 +52,8 @@ fn afterwards(out: &mut String, report: &Report) {
     let mut left = report.accepted;
     for (what, detail, count, colour) in [
         ("paid", "", after.paid, "accepted"),
-        ("cancelled", "by their buyers; the units were on sale again", after.cancelled, "hours"),
-        ("expired", "not paid in time; the units were on sale again", after.expired, "door"),
+        ("cancelled", "by the buyer; the units went back on sale", after.cancelled, "hours"),
+        ("expired", "not paid in time; the units went back on sale", after.expired, "door"),
         ("neither paid nor closed", "their buyers did not see the end", after.unfinished, "undecided"),
     ] {
         left = left.saturating_sub(count);
@@ -61,8 +61,8 @@ fn afterwards(out: &mut String, report: &Report) {
             row(out, what, detail, (count, colour), left, report.accepted);
         }
     }
-    let again = format!("of {} purchases of buyers who came again", number(after.came_again as f64));
-    row(out, "bought by who came again", &again, (after.bought_again, "accepted"), 0, report.accepted);
+    let again = format!("of {} retries", number(after.came_again as f64));
+    row(out, "orders from retries", &again, (after.bought_again, "accepted"), 0, report.accepted);
     out.push_str("</ol>\n");
 }
 
@@ -88,7 +88,7 @@ fn row(out: &mut String, what: &str, detail: &str, (count, colour): (u64, &str),
 
 fn losses(report: &Report) -> Vec<Loss> {
     let unsent = Loss {
-        what: "not sent, or not understood",
+        what: "client errors",
         detail: "connections that failed, answers outside the contract".to_owned(),
         colour: "error",
         count: report.client_errors,
@@ -99,8 +99,8 @@ fn losses(report: &Report) -> Vec<Loss> {
         Loss { what, detail: detail.join(", "), colour, count: met.iter().map(|(_, count)| **count).sum() }
     });
     let open = Loss {
-        what: "left without a decision",
-        detail: "5xx, timeouts, resets; their buyers asked again".to_owned(),
+        what: "no decision",
+        detail: "5xx, timeouts, resets; these buyers asked again".to_owned(),
         colour: "undecided",
         count: report.unconfirmed,
     };

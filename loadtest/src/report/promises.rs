@@ -19,7 +19,7 @@ const MEANINGS: [(&str, &str); 18] = [
     ("agreement", "Redis and PostgreSQL tell the same story."),
     ("exactly_once", "Retries and redeliveries change nothing."),
     ("everybody_decided", "Every buyer heard whether the purchase went through."),
-    ("orders_ended", "Every order was paid, cancelled or expired before patience ended."),
+    ("orders_ended", "Every order was paid, cancelled or expired before the timeout."),
     ("refusals_allowed", "Nobody was refused for a reason that this run rules out."),
     ("refusals_expected", "The refusals that this run is about did happen."),
     ("only_scripts_limited", "Nobody was told to slow down but scripts."),

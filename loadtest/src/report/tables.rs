@@ -72,13 +72,13 @@ fn figures(report: &Report) -> Vec<Pair> {
     let mut all = vec![count("purchases sent", report.requests), count("accepted", report.accepted)];
     all.extend(report.refused.iter().map(|(code, n)| count(code, *n)));
     all.extend([
-        count("left without a decision", report.unconfirmed),
+        count("no decision", report.unconfirmed),
         count("of these with a status (5xx)", report.http_5xx),
         count("timeouts", report.no_answer.timeouts),
         count("broken connections", report.no_answer.resets),
         count("never sent: no connection", report.no_answer.not_sent),
-        count("buyers who gave up without a decision", report.gave_up),
-        count("not sent, or not understood", report.client_errors),
+        count("buyers who gave up", report.gave_up),
+        count("client errors", report.client_errors),
     ]);
     all.extend(report.http.iter().map(|(status, n)| count(&format!("answers of status {status}"), *n)));
     all.extend(report.orders.iter().map(|(state, n)| count(&format!("orders {state}"), *n)));
@@ -89,9 +89,9 @@ fn figures(report: &Report) -> Vec<Pair> {
             count("told to be cancelled", after.cancelled),
             count("told to be expired", after.expired),
             count("neither paid nor closed", after.unfinished),
-            count("purchases of who came again", after.came_again),
-            count("orders that came of them", after.bought_again),
-            count("buyers left without a unit", after.still_wanted),
+            count("retries", after.came_again),
+            count("orders from retries", after.bought_again),
+            count("buyers without a unit", after.still_wanted),
         ]);
     }
     let known = |n: Option<f64>| n.map_or_else(|| "not known".to_owned(), number);

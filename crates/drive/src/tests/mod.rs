@@ -1,4 +1,4 @@
-//! The buyers and the verdict against a shop whose faults are known.
+//! The virtual users and the verdict against a shop whose faults are known.
 
 mod post_purchase;
 
@@ -96,7 +96,12 @@ async fn an_honest_shop_passes_and_every_request_is_counted_once() {
     assert_eq!((report.oversold, report.lost, report.duplicates, report.dishonoured), (Some(0), 0, Some(0), 0));
     let refused: u64 = report.refused.values().sum();
     let counted = run.record.accepted_answers + refused + report.unconfirmed + report.client_errors;
-    assert_eq!((report.requests, report.requests), (counted, run.plan.clicks.len() as u64), "{:?}", run.record.samples);
+    assert_eq!(
+        (report.requests, report.requests),
+        (counted, run.plan.clicks.len() as u64),
+        "{:?}",
+        run.record.unexpected_texts
+    );
     assert_eq!(report.orders["created"], report.accepted);
     assert!(report.latency_ms.accepted.p50 > 0.0);
     let over_time = StoreSampler::default().timeline(&run.record.over_time);
@@ -197,7 +202,7 @@ async fn every_purchase_is_counted_by_its_status_or_as_unanswered() {
     let NoAnswer { not_sent, timeouts, resets } = report.no_answer;
     assert_eq!(report.requests, by_status + not_sent + timeouts + resets);
     assert_eq!((report.http[&503], report.http_5xx), (report.unconfirmed, report.unconfirmed));
-    assert!(report.unanswered_orders > 0, "orders whose 202 was never heard");
+    assert!(report.unanswered_orders > 0, "orders whose 202 never arrived");
 }
 
 #[test]
@@ -232,7 +237,7 @@ async fn a_rule_of_the_run_counts_like_a_promise() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outsider_judges_by_what_buyers_can_read_and_leaves_the_rest_open() {
+async fn without_store_access_only_what_buyers_can_read_is_checked() {
     let checked = |report: &Report| -> Vec<_> {
         report.promises.iter().filter(|f| f.holds != CheckResult::Unknown).map(|f| (f.name, f.holds)).collect()
     };
@@ -247,7 +252,7 @@ async fn an_outsider_judges_by_what_buyers_can_read_and_leaves_the_rest_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outsider_takes_a_rejection_for_a_second_order_only_from_who_has_a_first() {
+async fn without_store_access_a_rejection_as_second_order_counts_unless_there_is_a_first() {
     let shop = Shop::open(50, Fault::RejectsAsSecond);
     let report = evaluate(&run_users(&shop, &demand(), 32).await, &NoAccess, 50).await;
     assert_eq!((report.verdict, report.dishonoured, broken(&report)), (Verdict::Fail, 1, vec!["honoured"]));

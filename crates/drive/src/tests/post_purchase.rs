@@ -1,4 +1,4 @@
-//! Crowds that pay, cancel, forget, and come again.
+//! Buyers who pay, cancel, forget, and retry.
 
 use std::time::Duration;
 
@@ -41,12 +41,12 @@ async fn what_is_cancelled_or_forgotten_is_sold_again() {
     assert_eq!((report.verdict, broken(&report)), (Verdict::Pass, vec![]), "{:?}", report.checks);
     let after = report.afterwards;
     assert!(after.cancelled > 0 && after.expired > 0, "{after:?}");
-    // Sold again to those who come again, or to those who come late: that is the machine's to say.
+    // Whether retries or late first clicks get these units depends on the machine's speed.
     assert_eq!((after.unfinished, report.unsold), (0, Some(0)));
-    assert!(after.still_wanted > 0, "most go home with nothing");
+    assert!(after.still_wanted > 0, "most buyers get no unit");
     assert_eq!(report.orders.get("created"), None, "nothing is left unpaid");
     assert_eq!(report.orders.values().sum::<u64>(), report.accepted);
-    assert_eq!(run.record.waiting.map(|waiting| waiting.end), Some(StopReason::Completed));
+    assert_eq!(run.record.final_state.map(|state| state.stop_reason), Some(StopReason::Completed));
     let refused: u64 = report.refused.values().sum();
     let counted = run.record.accepted_answers + refused + report.unconfirmed + report.client_errors;
     assert_eq!(report.requests, counted);
@@ -65,7 +65,7 @@ async fn units_that_nobody_wants_any_more_are_no_fault() {
 async fn a_shop_that_keeps_cancelled_units_to_itself_fails() {
     let (run, report) = run_and_evaluate(100, Fault::KeepsWhatComesBack, &with_short_timeout()).await;
     assert_eq!((report.verdict, broken(&report)), (Verdict::Fail, vec!["no_undersell"]));
-    assert_eq!(run.record.waiting.map(|waiting| waiting.end), Some(StopReason::TimedOut));
+    assert_eq!(run.record.final_state.map(|state| state.stop_reason), Some(StopReason::TimedOut));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -83,7 +83,7 @@ async fn a_shop_that_stops_answering_fails() {
     let decided = report.checks.iter().find(|check| check.name == "everybody_decided").expect("it is listed");
     assert_eq!(decided.holds, CheckResult::Broken, "{}", decided.detail);
     assert_eq!(report.gave_up, run.record.gave_up.len() as u64);
-    assert!(broken(&report).contains(&"no_undersell"), "who gave up wanted a unit: {:?}", report.promises);
+    assert!(broken(&report).contains(&"no_undersell"), "buyers who gave up wanted a unit: {:?}", report.promises);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,7 +95,7 @@ async fn a_shop_that_forgets_payments_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crowd_that_is_sent_away_is_judged_by_what_was_said_until_then() {
+async fn a_run_that_is_stopped_early_is_evaluated_by_the_answers_until_then() {
     let shop = Shop::paid_within(100, PAY_WITHIN, Fault::None);
     let demand = Demand { window: Duration::from_secs(600), shape: Shape::Steady, early: 0.0, ..active_buyers() };
     let plan = Arc::new(plan(&demand));
