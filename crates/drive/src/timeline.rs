@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_of_two_sales_add_up_though_they_are_not_seen_together() {
+    fn levels_of_two_sales_add_up_though_they_are_not_sampled_together() {
         let bucket = |at_ms, remaining| Bucket { at_ms, accepted: 1, remaining, ..Bucket::default() };
         let line = |buckets| Timeline { bucket_ms: BUCKET_MS, buckets };
         let mut all = line(vec![bucket(0, Some(5)), bucket(100, None), bucket(200, Some(3)), bucket(300, None)]);

@@ -169,7 +169,7 @@ impl<W: StoreObserver> Evaluation<'_, W> {
 
     /// An order as its buyer reads it, from any node that answers.
     async fn read(&self, order: OrderId, buyer: u32) -> Option<OwnOrder> {
-        self.get_order(&format!("/api/v1/orders/{order}"), buyer).await.filter(|seen| seen.order_id == order)
+        self.get_order(&format!("/api/v1/orders/{order}"), buyer).await.filter(|own| own.order_id == order)
     }
 
     /// Whether the buyer has another order of the sale that was not rejected.
@@ -201,12 +201,12 @@ impl<W: StoreObserver> Evaluation<'_, W> {
             let mut unsettled = Vec::new();
             for (order, buyer) in pending {
                 match self.read(order, buyer).await {
-                    Some(seen) if seen.status != OrderStatus::Queued => {
-                        *orders.entry(seen.status.as_str()).or_default() += 1;
-                        let rejected = seen.status == OrderStatus::Rejected;
+                    Some(own) if own.status != OrderStatus::Queued => {
+                        *orders.entry(own.status.as_str()).or_default() += 1;
+                        let rejected = own.status == OrderStatus::Rejected;
                         // Only a buyer with another order may be rejected for it.
                         let excused = rejected
-                            && seen.reason == Some(Rejection::AlreadyPurchased)
+                            && own.reason == Some(Rejection::AlreadyPurchased)
                             && self.has_another(order, buyer).await;
                         dishonoured += u64::from(rejected && !excused);
                     }

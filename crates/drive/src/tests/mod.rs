@@ -223,7 +223,7 @@ fn scripts_share_addresses_and_the_first_of_them_are_blocked() {
 async fn a_rule_of_the_run_counts_like_a_promise() {
     let shop = Shop::open(50, Fault::None);
     let run = run_users(&shop, &demand(), 32).await;
-    let run_and_evaluate = async |allowed: &[&str], expected: &[&str]| {
+    let verdict_under = async |allowed: &[&str], expected: &[&str]| {
         let words = |codes: &[&str]| codes.iter().map(|code| (*code).to_owned()).collect::<Vec<_>>();
         let mut report = evaluate(&run, &shop, 50).await;
         let rules = Rules { allowed: Some(words(allowed)), expected: words(expected) };
@@ -231,9 +231,9 @@ async fn a_rule_of_the_run_counts_like_a_promise() {
         report.verdict
     };
     let all = ["sold_out", "not_enough_left", "already_purchased"];
-    assert_eq!(run_and_evaluate(&all, &["sold_out"]).await, Verdict::Pass);
-    assert_eq!(run_and_evaluate(&all[1..], &[]).await, Verdict::Fail, "sold_out was ruled out");
-    assert_eq!(run_and_evaluate(&all, &["rate_limited"]).await, Verdict::Fail, "nobody was limited");
+    assert_eq!(verdict_under(&all, &["sold_out"]).await, Verdict::Pass);
+    assert_eq!(verdict_under(&all[1..], &[]).await, Verdict::Fail, "sold_out was ruled out");
+    assert_eq!(verdict_under(&all, &["rate_limited"]).await, Verdict::Fail, "nobody was limited");
 }
 
 #[tokio::test(flavor = "multi_thread")]

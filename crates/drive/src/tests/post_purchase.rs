@@ -78,7 +78,7 @@ async fn a_shop_that_lets_nothing_expire_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shop_that_stops_answering_fails() {
-    let (run, report) = run_and_evaluate(100, Fault::FallsSilent, &with_short_timeout()).await;
+    let (run, report) = run_and_evaluate(100, Fault::StopsAnswering, &with_short_timeout()).await;
     assert_eq!(report.verdict, Verdict::Fail);
     let decided = report.checks.iter().find(|check| check.name == "everybody_decided").expect("it is listed");
     assert_eq!(decided.holds, CheckResult::Broken, "{}", decided.detail);

@@ -32,7 +32,7 @@ pub enum Fault {
     /// Answers every third request 503 and sells nothing.
     Busy,
     /// Answers 503 to every purchase after its tenth order.
-    FallsSilent,
+    StopsAnswering,
     /// Says that its last order is still on its way, for ever.
     Stuck,
     /// Takes a while for each answer.
@@ -152,8 +152,8 @@ async fn purchase(shop: web::Data<Shop>, request: HttpRequest, body: web::Json<s
     let mut state = shop.state();
     state.calls += 1;
     let third = state.calls.is_multiple_of(3);
-    let silent = shop.fault == Fault::FallsSilent && state.orders.len() == 10;
-    if silent || shop.fault == Fault::Busy && third {
+    let stopped = shop.fault == Fault::StopsAnswering && state.orders.len() == 10;
+    if stopped || shop.fault == Fault::Busy && third {
         return problem(503, "unavailable");
     }
     if let Some(order) = key.as_ref().and_then(|key| state.requests.get(&(user.clone(), key.clone()))) {
