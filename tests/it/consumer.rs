@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::support::fixtures::new_sale;
 use crate::support::flow::{SOON, order, orders, publish, publish_orders, sale, settings, settings_with_own, stored};
 use crate::support::wait_until;
 
@@ -345,17 +346,7 @@ async fn postgresql_down_for_all_tries_loses_nothing_and_the_rows_come_when_it_i
     let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(900)).await.unwrap();
     ledger::migrate(ledger.pool()).await.unwrap();
     let catalogue = Catalogue::load(ledger.pool().clone(), settings.redis.retention()).await.unwrap();
-    let now = time::OffsetDateTime::now_utc();
-    let new = NewSale {
-        name: "one".to_owned(),
-        price_cents: 100,
-        max_quantity: 1,
-        starts_at: now,
-        ends_at: now + Duration::from_secs(3600),
-        challenge: false,
-        total: 1000,
-        reserve: None,
-    };
+    let new = NewSale { total: 1000, reserve: None, ..new_sale() };
     let sale = catalogue.create(new).await.unwrap().id;
     ledger.open_generation(sale, 0, None).await.unwrap();
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::fixtures::new_sale;
 use crate::support::http::Connection;
 use crate::support::servers::{own_redis, with_own};
-use crate::support::service::{PATIENCE, Running, new_sale, prepared};
+use crate::support::service::{PATIENCE, Running, prepared};
 use crate::support::wait_until;
 use drive::environment::env_for;
 use sandbox::{Options, Process, Sandbox, free_port};

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use crate::support::fixtures::new_sale;
 use crate::support::http::{Answer, Connection};
-use crate::support::service::{Running, new_sale, settings};
+use crate::support::service::{Running, settings};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;

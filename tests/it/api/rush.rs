@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use crate::support::fixtures::new_sale;
 use crate::support::http::{Answer, Connection};
-use crate::support::service::{PATIENCE, Running, new_sale, settings};
+use crate::support::service::{PATIENCE, Running, settings};
 use crate::support::wait_until;
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;

@@ -1,19 +1,17 @@
 //! What a buyer is told of an order, at every moment of its life and whatever is away.
 
+use crate::support::fixtures::{new_sale, order_message, redis};
 use crate::support::http::{Answer, Connection};
 use crate::support::servers::{own_redis, with_own};
-use crate::support::service::{PATIENCE, Running, new_sale, prepared, settings};
+use crate::support::service::{PATIENCE, Running, prepared, settings};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
 use redis::AsyncCommands;
-use redis::aio::MultiplexedConnection;
 use sandbox::{Options, Sandbox};
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
-use seckill::config::Settings;
-use seckill::domain::{OrderId, OrderMessage, OrderStatus, SaleId, UserId};
+use seckill::domain::{OrderId, OrderStatus, SaleId, UserId};
 use seckill::stock::keys;
-use secrecy::ExposeSecret;
 
 fn status(answer: &Answer) -> String {
     assert_eq!(answer.status, 200, "{}", answer.text);
@@ -26,11 +24,6 @@ fn order_id(answer: &Answer) -> OrderId {
 
 fn user(name: &str) -> UserId {
     name.parse().expect("a user id")
-}
-
-async fn redis(settings: &Settings) -> MultiplexedConnection {
-    let client = redis::Client::open(settings.redis.url.expose_secret()).expect("a URL");
-    client.get_multiplexed_async_connection().await.expect("Redis answers")
 }
 
 /// A node whose ways to the servers can be cut, and an observer straight at them.
@@ -139,22 +132,14 @@ async fn where_redis_cannot_prove_that_it_would_know_an_order_it_is_unavailable_
     let [ann, bob, cid, dan] = ["ann", "bob", "cid", "dan"].map(|name| node.token(name));
     let queued = order_id(&http.buy(sale, &ann, &[]).await);
     // Rows without a claim: one that lives, and one that was closed.
-    let row = |name: &str, n| OrderMessage {
-        id: OrderId::mint(sale, 1, n),
-        sale,
-        user: user(name),
-        quantity: 1,
-        generation: 1,
-        accepted_ms: 0,
-        request: None,
-    };
+    let row = |name: &str, n| order_message(OrderId::mint(sale, 1, n), name);
     let (live, closed) = (row("cid", 1), row("dan", 2));
     node.service.ledger.record(&[live.clone(), closed.clone()]).await.expect("rows");
     node.service.ledger.close(closed.id, OrderStatus::Expired).await.expect("a close");
     let (mine, nobodys) =
         (format!("/api/v1/sales/{sale}/order"), format!("/api/v1/orders/{}", OrderId::mint(sale, 1, 3)));
 
-    let mut redis = redis(&settings).await;
+    let mut redis = redis(&settings.redis).await;
     let hash = keys::sale(sale);
     let mut ask = async |cold: bool, what: &str| {
         for path in [&mine, &nobodys] {

@@ -13,8 +13,8 @@ use seckill::promises::LedgerView;
 use secrecy::ExposeSecret;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, PgPool};
-use time::OffsetDateTime;
 
+use crate::support::fixtures::{new_sale, order_message};
 use crate::support::servers::shared_settings;
 
 pub const PAY_WITHIN: Duration = Duration::from_secs(900);
@@ -73,17 +73,7 @@ impl World {
 
     /// A sale of `units`, so many of them in reserve, at generation 1.
     pub async fn sale_with(&self, units: u32, reserve: u32) -> SaleId {
-        let now = OffsetDateTime::now_utc();
-        let new = NewSale {
-            name: "a sale".to_owned(),
-            price_cents: PRICE,
-            max_quantity: 10,
-            starts_at: now,
-            ends_at: now + Duration::from_secs(3600),
-            challenge: false,
-            total: units,
-            reserve: Some(reserve),
-        };
+        let new = NewSale { price_cents: PRICE, max_quantity: 10, total: units, reserve: Some(reserve), ..new_sale() };
         let sale = self.catalogue.create(new).await.unwrap();
         assert_eq!(self.ledger.open_generation(sale.id, 0, None).await.unwrap().generation, 1);
         sale.id
@@ -156,15 +146,7 @@ pub fn user(number: usize) -> UserId {
 
 /// One unit for one user, accepted in generation 1. The order id follows from the user.
 pub fn message(sale: SaleId, number: usize) -> OrderMessage {
-    OrderMessage {
-        id: OrderId::mint(sale, 1_800_000_000, number as u64),
-        sale,
-        user: user(number),
-        quantity: 1,
-        generation: 1,
-        accepted_ms: 1_800_000_000_000,
-        request: None,
-    }
+    order_message(OrderId::mint(sale, 1_800_000_000, number as u64), user(number).as_str())
 }
 
 pub fn messages(sale: SaleId, numbers: std::ops::Range<usize>) -> Vec<OrderMessage> {

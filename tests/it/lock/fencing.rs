@@ -1,12 +1,11 @@
 //! What the things that are written check, whatever became of the lock.
 
-use std::time::Duration;
-
-use seckill::domain::{Sale, SaleId, SaleState};
+use seckill::domain::{Sale, SaleId};
 use seckill::lock::{Lost, Released, fence};
 use seckill::stock::script::WarmCode;
 use seckill::stock::{Frozen, OnSale, Stock, WarmPart};
-use time::OffsetDateTime;
+
+use crate::support::fixtures;
 
 use super::world::{LONG, World, lasting, until, waiting, within};
 
@@ -139,22 +138,9 @@ async fn when_redis_forgets_a_lock_the_first_holder_writes_nothing_more() {
     assert_eq!(warm(&stock, &sale, new.token(), &new_home).await, WarmCode::Warmed);
 }
 
+/// The same sale in each process.
 pub fn sale() -> Sale {
-    let now = OffsetDateTime::now_utc();
-    Sale {
-        id: SaleId::new(1).unwrap(),
-        name: "a sale".to_owned(),
-        price_cents: 100,
-        max_quantity: 1,
-        starts_at: now,
-        ends_at: now + Duration::from_secs(3600),
-        state: SaleState::Open,
-        challenge: false,
-        revision: 1,
-        generation: 1,
-        total: 5,
-        reserve: 0,
-    }
+    Sale { id: SaleId::new(1).unwrap(), ..fixtures::sale(5) }
 }
 
 /// `None`: a greater token was here.

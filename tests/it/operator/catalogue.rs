@@ -14,6 +14,7 @@ use time::format_description::well_known::Rfc3339;
 use time::macros::datetime;
 use tokio_util::sync::CancellationToken;
 
+use crate::support::fixtures;
 use crate::support::servers::shared_settings;
 
 const RETENTION: Duration = Duration::from_secs(3600);
@@ -42,19 +43,8 @@ impl World {
     }
 }
 
-/// A sale that started an hour ago and ends in an hour, in times that PostgreSQL and Redis both can tell.
 fn new_sale() -> NewSale {
-    let now = OffsetDateTime::now_utc().replace_millisecond(0).unwrap();
-    NewSale {
-        name: "a sale".to_owned(),
-        price_cents: 250,
-        max_quantity: 3,
-        starts_at: now - Duration::from_secs(3600),
-        ends_at: now + Duration::from_secs(3600),
-        challenge: true,
-        total: 1000,
-        reserve: None,
-    }
+    NewSale { price_cents: 250, max_quantity: 3, challenge: true, total: 1000, reserve: None, ..fixtures::new_sale() }
 }
 
 fn to(state: SaleState) -> SaleChange {

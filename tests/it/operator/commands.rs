@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use crate::support::fixtures::{new_sale, redis};
 use crate::support::http::{Answer, Connection};
 use crate::support::servers::{own_redis, with_own};
-use crate::support::service::{PATIENCE, Running, new_sale, prepared, settings};
+use crate::support::service::{PATIENCE, Running, prepared, settings};
 use crate::support::wait_until;
 use drive::environment::{SandboxSettings, env_for};
 use redis::AsyncCommands;
@@ -16,7 +17,6 @@ use seckill::domain::{OrderId, Purchase, SaleId, SaleState};
 use seckill::operator::Error;
 use seckill::promises::{CheckResult, RedisView};
 use seckill::stock::keys;
-use secrecy::ExposeSecret;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_seckill");
 
@@ -167,8 +167,7 @@ async fn an_audit_does_not_pass_over_a_claim_that_it_cannot_read() {
     let settings = settings("unreadable").await;
     let running = Running::start(&settings, Roles::SERVE).await;
     let sale = running.open_sale(1).await.id;
-    let client = redis::Client::open(settings.redis.url.expose_secret()).expect("a URL");
-    let mut redis = client.get_multiplexed_async_connection().await.expect("Redis answers");
+    let mut redis = redis(&settings.redis).await;
     let () = redis.hset(keys::claims(sale), "zoe", "one kettle").await.expect("a hash");
     let audited = running.service.operator.audit(sale).await;
     assert!(matches!(&audited, Err(Error::Corrupt(what)) if what.contains("zoe")), "{audited:?}");

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::support::fixtures::new_sale;
 use crate::support::http::{Answer, Connection};
 use crate::support::servers::{own_redis, with_own};
-use crate::support::service::{PATIENCE, Running, new_sale, prepared, settings};
+use crate::support::service::{PATIENCE, Running, prepared, settings};
 use crate::support::wait_until;
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;

@@ -1,6 +1,7 @@
 //! The breaker where it stands: between a node and Redis.
 
-use crate::support::audit::{Bench, purchase};
+use crate::support::audit::Bench;
+use crate::support::fixtures::purchase;
 use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, prepared};
 use crate::support::wait_until;

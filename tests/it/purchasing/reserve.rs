@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+use crate::support::fixtures::new_sale;
 use crate::support::http::{Answer, Connection};
 use crate::support::servers::{own_redis, with_own};
-use crate::support::service::{PATIENCE, Running, new_sale, prepared};
+use crate::support::service::{PATIENCE, Running, prepared};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
 use sandbox::{Moment, Options, Proxy, Sandbox, Spot};

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::str::FromStr;
 
+use crate::support::fixtures::redis;
 use crate::support::http::Connection;
 use crate::support::service::{PATIENCE, Running, settings};
 use crate::support::wait_until;
@@ -88,8 +89,7 @@ async fn a_run_by_hand_lets_the_ledger_catch_up_and_then_rebuilds() {
     running.stop().await;
 
     let observer = Running::observe(&settings).await;
-    let client = redis::Client::open(settings.redis.url.expose_secret()).expect("a URL");
-    let mut redis = client.get_multiplexed_async_connection().await.expect("Redis answers");
+    let mut redis = redis(&settings.redis).await;
     let () = redis.hset(keys::sale(sale.id), "generation", 5).await.expect("a hash");
     assert_eq!(reconcile(&settings, &sale, "--once", "restore"), Some([1, 0, 0]), "one live order, and its claim");
     let row = observer.service.ledger.stock(sale.id).await.expect("an answer").expect("a row");

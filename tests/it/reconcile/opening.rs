@@ -1,13 +1,14 @@
 //! Sales get into Redis once: openings twice, at once, overtaken, after a crash at any line, and restarts of everything.
 
+use crate::support::fixtures::{new_sale, purchase};
 use crate::support::http::Connection;
 use crate::support::servers::with_own;
-use crate::support::service::{PATIENCE, Running, new_sale, prepared, settings};
+use crate::support::service::{PATIENCE, Running, prepared, settings};
 use crate::support::wait_until;
 use sandbox::Options;
 use seckill::app::Roles;
 use seckill::catalogue::{NewSale, SaleChange};
-use seckill::domain::{OrderId, Purchase, Sale, SaleId, SaleState};
+use seckill::domain::{Sale, SaleId, SaleState};
 use seckill::operator::Error;
 use seckill::promises::RedisView;
 use seckill::reconcile::opening;
@@ -175,14 +176,7 @@ async fn opening_a_live_sale_again_overwrites_nothing() {
     let settings = settings("again").await;
     let running = Running::observe(&settings).await;
     let sale = running.open_sale_of(NewSale { total: 3, ..new_sale() }).await;
-    let purchase = Purchase {
-        order: OrderId::mint(sale.id, 1, 1),
-        user: "ann".parse().expect("a user id"),
-        quantity: 1,
-        generation: 1,
-        request: None,
-    };
-    running.service.stock.purchase_batch(sale.id, &[purchase]).await.expect("an answer");
+    running.service.stock.purchase_batch(sale.id, &[purchase(&sale, "ann")]).await.expect("an answer");
     let before = redis_view(&running, sale.id).await;
     assert_eq!((before.remaining, before.claims.len()), (2, 1));
     for _ in 0..2 {

@@ -5,9 +5,10 @@
 
 use std::time::Duration;
 
-use crate::support::audit::{Bench, hasty, purchase};
+use crate::support::audit::{Bench, hasty};
+use crate::support::fixtures::{new_sale, purchase};
 use crate::support::servers::{own_redis, with_own};
-use crate::support::service::{PATIENCE, Running, new_sale, prepared};
+use crate::support::service::{PATIENCE, Running, prepared};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
 use prometheus::Registry;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::support::audit::{Bench, hasty};
+use crate::support::fixtures::redis;
 use crate::support::http::Connection;
 use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, prepared};
@@ -16,7 +17,6 @@ use seckill::ledger;
 use seckill::lock::{Name, Options};
 use seckill::reconcile::Job;
 use seckill::stock::keys;
-use secrecy::ExposeSecret;
 
 #[tokio::test]
 async fn a_healthy_sale_is_left_alone_and_nothing_is_locked() {
@@ -155,7 +155,7 @@ async fn an_expired_order_of_the_reserve_goes_home_to_the_reserve() {
     let bench = Bench::start(&hasty("expiry_reserve").await, Roles::OBSERVE).await;
     let sale = bench.open_with(3, 1).await;
     let ledger = &bench.running.service.ledger;
-    let asked = crate::support::audit::purchase(&sale, "ann");
+    let asked = crate::support::fixtures::purchase(&sale, "ann");
     ledger.reserve_purchase(sale.id, asked.clone(), asked.order).await.expect("an answer");
     assert_eq!(bench.row(&sale).await.reserve, 0);
     bench
@@ -269,8 +269,7 @@ async fn a_flushed_redis_is_rebuilt_from_the_ledger() {
     let mut http = Connection::open(running.address()).await;
     assert_eq!(http.buy(sale.id, &running.token("ann"), &[]).await.status, 202);
     running.settle(sale.id).await;
-    let client = redis::Client::open(settings.redis.url.expose_secret()).expect("a URL");
-    let mut redis = client.get_multiplexed_async_connection().await.expect("Redis answers");
+    let mut redis = redis(&settings.redis).await;
     redis::cmd("FLUSHALL").exec_async(&mut redis).await.expect("a flush");
     sells_again(&mut http, &sale, &running.token("bob")).await;
     assert_eq!(http.buy(sale.id, &running.token("ann"), &[]).await.code(), "already_purchased");

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use crate::support::fixtures::sale;
 use crate::support::servers::shared_settings;
-use crate::support::shop::{Shop, accepted, is_accepted, refused, sale};
+use crate::support::shop::{Shop, accepted, is_accepted, refused};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
 use futures_util::FutureExt;

@@ -2,8 +2,9 @@
 //!
 //! On the cluster a key that is not passed in KEYS, or of another slot, is an error.
 
+use crate::support::fixtures::sale;
 use crate::support::servers::shared_settings;
-use crate::support::shop::{Shop, accepted, refused, repeated, sale};
+use crate::support::shop::{Shop, accepted, refused, repeated};
 use redis::AsyncCommands;
 use sandbox::{Options, RedisOptions, Sandbox};
 use seckill::config;

@@ -9,10 +9,9 @@ use seckill::kafka::Producer;
 use seckill::ledger::StockRow;
 use seckill::lock::Lock;
 use seckill::reconcile::{Auditor, Parts};
-use seckill::stock::keys;
-use secrecy::ExposeSecret;
 
-use crate::support::service::{Running, new_sale, settings};
+use super::fixtures::{self, new_sale, order_message, purchase};
+use super::service::{Running, settings};
 
 /// A service without an auditor of its own, and one to be run by hand.
 pub struct Bench {
@@ -63,14 +62,12 @@ impl Bench {
 
     /// Writes the row as the consumer would.
     pub async fn record(&self, sale: &Sale, purchase: &Purchase) {
+        let Purchase { quantity, generation, .. } = *purchase;
         let message = OrderMessage {
-            id: purchase.order,
             sale: sale.id,
-            user: purchase.user.clone(),
-            quantity: purchase.quantity,
-            generation: purchase.generation,
-            accepted_ms: 0,
-            request: None,
+            quantity,
+            generation,
+            ..order_message(purchase.order, purchase.user.as_str())
         };
         self.running.service.ledger.record(&[message]).await.expect("a row");
     }
@@ -80,13 +77,11 @@ impl Bench {
     }
 
     pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
-        let client = redis::Client::open(self.running.settings.redis.url.expose_secret()).expect("a URL");
-        client.get_multiplexed_async_connection().await.expect("Redis answers")
+        fixtures::redis(&self.running.settings.redis).await
     }
 
     pub async fn drain_outbox(&self, sale: &Sale) {
-        let trim = redis::cmd("XTRIM").arg(keys::outbox(sale.id)).arg("MAXLEN").arg(0).to_owned();
-        trim.exec_async(&mut self.redis().await).await.expect("a stream");
+        fixtures::drain_outbox(&mut self.redis().await, sale.id).await;
     }
 
     pub async fn status(&self, order: OrderId) -> Option<(OrderStatus, Option<Rejection>)> {
@@ -106,16 +101,5 @@ impl Bench {
     pub async fn meddle(&self, sale: &Sale, sql: &'static str) {
         let query = sqlx::query(sql).bind(sale.id.get());
         query.execute(self.running.service.ledger.pool()).await.expect("a statement");
-    }
-}
-
-/// One unit, as a node asks for it at the generation that it has heard of.
-pub fn purchase(sale: &Sale, user: &str) -> Purchase {
-    Purchase {
-        order: OrderId::mint(sale.id, 1, rand::random()),
-        user: user.parse().expect("a user id"),
-        quantity: 1,
-        generation: sale.generation,
-        request: None,
     }
 }

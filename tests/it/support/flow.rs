@@ -6,15 +6,14 @@ use std::time::Duration;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::Headers;
 use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
-use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use sandbox::{Options, Sandbox};
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderMessage, SaleId};
 use seckill::kafka::{self, Delivery, Producer, Record};
 use seckill::stock::keys::{self, RELAY_GROUP};
-use secrecy::ExposeSecret;
 
+use super::fixtures::{self, order_message};
 use super::servers::{shared_settings, with_own};
 
 /// Generous: a bound for broken code.
@@ -26,15 +25,7 @@ pub fn sale(id: i32) -> SaleId {
 
 /// The `n`-th order of a sale, always the same, each by another buyer.
 pub fn order(sale: SaleId, n: u64) -> OrderMessage {
-    OrderMessage {
-        id: OrderId::mint(sale, 1_700_000_000, n),
-        sale,
-        user: format!("buyer-{n}").parse().unwrap(),
-        quantity: 1,
-        generation: 1,
-        accepted_ms: 1_700_000_000_000,
-        request: None,
-    }
+    order_message(OrderId::mint(sale, 1_700_000_000, n), &format!("buyer-{n}"))
 }
 
 pub fn orders(sale: SaleId, numbers: std::ops::Range<u64>) -> Vec<OrderMessage> {
@@ -62,10 +53,7 @@ async fn short_waits(mut settings: Settings) -> Settings {
 }
 
 pub async fn redis(settings: &Settings) -> MultiplexedConnection {
-    let client = redis::Client::open(settings.redis.url.expose_secret()).unwrap();
-    // A test is patient: with every write on disk a loaded machine takes its time.
-    let patient = AsyncConnectionConfig::new().set_response_timeout(Some(SOON));
-    client.get_multiplexed_async_connection_with_config(&patient).await.unwrap()
+    fixtures::redis(&settings.redis).await
 }
 
 /// Appends to the outbox what `purchase.lua` would.

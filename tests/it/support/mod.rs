@@ -2,6 +2,8 @@
 
 pub mod audit;
 
+pub mod fixtures;
+
 pub mod flow;
 
 pub mod http;

@@ -11,9 +11,9 @@ use seckill::domain::{Sale, SaleId, SaleState};
 use seckill::promises::{CheckResult, Finding};
 use seckill::shutdown::{Stop, Stopped};
 use seckill::{app, kafka, ledger};
-use time::OffsetDateTime;
 use tokio::sync::mpsc;
 
+use super::fixtures::new_sale;
 use super::servers::{number_sales_apart, shared_settings};
 use super::wait_until;
 
@@ -108,20 +108,5 @@ impl Running {
         let (_signal, signals) = mpsc::channel(1);
         self.stop.request();
         self.stop.run(signals, Duration::ZERO, PATIENCE).await
-    }
-}
-
-/// A sale of one unit, open from a minute ago until in an hour.
-pub fn new_sale() -> NewSale {
-    let now = OffsetDateTime::now_utc();
-    NewSale {
-        name: "a sale".to_owned(),
-        price_cents: 9_900,
-        max_quantity: 2,
-        starts_at: now - Duration::from_secs(60),
-        ends_at: now + Duration::from_secs(3600),
-        challenge: false,
-        total: 1,
-        reserve: Some(0),
     }
 }

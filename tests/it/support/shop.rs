@@ -6,42 +6,18 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 use seckill::config;
-use seckill::domain::{
-    Accepted, OrderId, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, SaleState, StockUpdate, UserId,
-};
+use seckill::domain::{Accepted, OrderId, Outcome, Purchase, Refusal, RequestKey, Sale, StockUpdate, UserId};
 use seckill::stock::script::WarmCode;
 use seckill::stock::{Frozen, OnSale, RunId, Stock, WarmPart, keys};
-use secrecy::ExposeSecret;
-use time::{Duration, OffsetDateTime};
 
-/// Tests share a Redis; each takes a sale of its own.
-static NEXT_SALE: AtomicI32 = AtomicI32::new(1);
+use super::fixtures::{drain_outbox, purchase, redis, sale};
+
 static NEXT_ORDER: AtomicI32 = AtomicI32::new(1);
 
 pub struct Shop {
     pub stock: Stock,
     pub sale: Sale,
     pub redis: MultiplexedConnection,
-}
-
-/// A sale that is open from an hour ago until in an hour, of `total` units, at most three per order.
-pub fn sale(total: u32) -> Sale {
-    let id = SaleId::new(NEXT_SALE.fetch_add(1, Ordering::Relaxed)).expect("a sale id");
-    let now = OffsetDateTime::now_utc();
-    Sale {
-        id,
-        name: "a sale".to_owned(),
-        price_cents: 100,
-        max_quantity: 3,
-        starts_at: now - Duration::HOUR,
-        ends_at: now + Duration::HOUR,
-        state: SaleState::Open,
-        challenge: false,
-        revision: 1,
-        generation: 1,
-        total,
-        reserve: 0,
-    }
 }
 
 impl Shop {
@@ -59,8 +35,7 @@ impl Shop {
 
     /// Knows of a sale, but does not put it into Redis.
     pub async fn closed(settings: &config::Redis, sale: Sale) -> Self {
-        let client = redis::Client::open(settings.url.expose_secret()).expect("a Redis URL");
-        let redis = client.get_multiplexed_async_connection().await.expect("Redis answers");
+        let redis = redis(settings).await;
         Self { stock: Stock::connect(settings).expect("a Redis URL"), sale, redis }
     }
 
@@ -80,13 +55,7 @@ impl Shop {
     /// A purchase of one unit, with an order id of its own.
     pub fn purchase(&self, user: &str) -> Purchase {
         let chance = NEXT_ORDER.fetch_add(1, Ordering::Relaxed).unsigned_abs();
-        Purchase {
-            order: OrderId::mint(self.sale.id, 1, chance.into()),
-            user: user.parse().expect("a user id"),
-            quantity: 1,
-            generation: self.sale.generation,
-            request: None,
-        }
+        Purchase { order: OrderId::mint(self.sale.id, 1, chance.into()), ..purchase(&self.sale, user) }
     }
 
     /// A purchase with an Idempotency-Key; the fingerprint is made of the quantity.
@@ -162,7 +131,6 @@ impl Shop {
 
     /// Removes what stands in the outbox, as a relay would.
     pub async fn drain_outbox(&self) {
-        let trim = redis::cmd("XTRIM").arg(keys::outbox(self.sale.id)).arg("MAXLEN").arg(0).to_owned();
-        trim.exec_async(&mut self.redis.clone()).await.expect("a stream");
+        drain_outbox(&mut self.redis.clone(), self.sale.id).await;
     }
 }
