@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use seckill::domain::{OrderStatus, Rejection};
+use seckill::domain::{OrderMessage, OrderStatus, Rejection};
 use seckill::ledger::{Error, Recorded};
-use sqlx::Connection;
+use sqlx::{Connection, Postgres, Transaction};
 
 use super::world::{World, again, assert_balanced, count, message, messages, with_key};
 
@@ -67,21 +67,25 @@ async fn a_decision_that_a_commit_has_overtaken_is_made_again() {
     let world = World::new("overtaken").await;
     let sale = world.sale(1).await;
     world.ledger.record(&messages(sale, 0..1)).await.unwrap();
-    let mut stranger = world.outside.acquire().await.unwrap();
-    let mut adding = stranger.begin().await.unwrap();
+    let mut adding = world.outside.begin().await.unwrap();
     sqlx::query("UPDATE stock SET total = 2, available = 1, redis_total = 2, version = version + 1")
         .execute(&mut *adding)
         .await
         .unwrap();
     // By what the recorder can see, everything is sold. When it comes to write that down, it is true no more.
+    let batch = messages(sale, 1..2);
+    assert_eq!(record_while(&world, adding, &batch).await, Recorded { created: 1, ..Recorded::default() });
+    world.view(sale).await;
+}
+
+/// Records the batch. As soon as the recorder waits for the other transaction, that one commits.
+async fn record_while(world: &World, other: Transaction<'static, Postgres>, batch: &[OrderMessage]) -> Recorded {
     let commit = async {
         world.until_waiting(1).await;
-        adding.commit().await.unwrap();
+        other.commit().await.unwrap();
     };
-    let batch = messages(sale, 1..2);
-    let (recorded, ()) = tokio::join!(world.ledger.record(&batch), commit);
-    assert_eq!(recorded.unwrap(), Recorded { created: 1, ..Recorded::default() });
-    world.view(sale).await;
+    let (recorded, ()) = tokio::join!(world.ledger.record(batch), commit);
+    recorded.unwrap()
 }
 
 /// Raises `code` in place of the first `times` inserts. A sequence forgets nothing when a transaction fails.
@@ -146,8 +150,7 @@ async fn a_live_order_that_a_stranger_inserts_meanwhile_is_a_lost_race_not_a_fau
     let world = World::new("stranger").await;
     let sale = world.sale(10).await;
     let (first, second) = (message(sale, 1), again(&message(sale, 1)));
-    let mut stranger = world.outside.acquire().await.unwrap();
-    let mut strange = stranger.begin().await.unwrap();
+    let mut strange = world.outside.begin().await.unwrap();
     // Past the version: only the unique index is left to notice.
     sqlx::query(
         "WITH taken AS (UPDATE stock SET available = available - 1 RETURNING sale_id)
@@ -159,12 +162,10 @@ async fn a_live_order_that_a_stranger_inserts_meanwhile_is_a_lost_race_not_a_fau
     .execute(&mut *strange)
     .await
     .unwrap();
-    let commit = async {
-        world.until_waiting(1).await;
-        strange.commit().await.unwrap();
-    };
-    let (recorded, ()) = tokio::join!(world.ledger.record(std::slice::from_ref(&second)), commit);
-    assert_eq!(recorded.unwrap(), Recorded { already_purchased: 1, ..Recorded::default() });
+    assert_eq!(
+        record_while(&world, strange, std::slice::from_ref(&second)).await,
+        Recorded { already_purchased: 1, ..Recorded::default() }
+    );
     let row = world.ledger.order(second.id).await.unwrap().unwrap();
     assert_eq!(row.reason, Some(Rejection::AlreadyPurchased));
     world.view(sale).await;
@@ -174,33 +175,21 @@ async fn a_live_order_that_a_stranger_inserts_meanwhile_is_a_lost_race_not_a_fau
 async fn units_that_a_stranger_takes_past_the_version_are_a_lost_race_not_a_fault() {
     let world = World::new("past_the_version").await;
     let sale = world.sale(1).await;
-    let mut stranger = world.outside.acquire().await.unwrap();
-    let mut strange = stranger.begin().await.unwrap();
+    let mut strange = world.outside.begin().await.unwrap();
     // By hand, and without a word to the version: only the guard on the units is left to notice.
     sqlx::query("UPDATE stock SET available = 0, total = 1, redis_total = 1").execute(&mut *strange).await.unwrap();
-    let commit = async {
-        world.until_waiting(1).await;
-        strange.commit().await.unwrap();
-    };
     let batch = messages(sale, 0..1);
-    let (recorded, ()) = tokio::join!(world.ledger.record(&batch), commit);
-    assert_eq!(recorded.unwrap(), Recorded { sold_out: 1, ..Recorded::default() });
+    assert_eq!(record_while(&world, strange, &batch).await, Recorded { sold_out: 1, ..Recorded::default() });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_generation_that_is_raised_past_the_version_is_a_lost_race_not_a_live_order() {
     let world = World::new("generation_past_the_version").await;
     let sale = world.sale(1).await;
-    let mut stranger = world.outside.acquire().await.unwrap();
-    let mut strange = stranger.begin().await.unwrap();
+    let mut strange = world.outside.begin().await.unwrap();
     sqlx::query("UPDATE stock SET generation = 2").execute(&mut *strange).await.unwrap();
-    let commit = async {
-        world.until_waiting(1).await;
-        strange.commit().await.unwrap();
-    };
     let batch = messages(sale, 0..1);
-    let (recorded, ()) = tokio::join!(world.ledger.record(&batch), commit);
-    assert_eq!(recorded.unwrap(), Recorded { superseded: 1, ..Recorded::default() });
+    assert_eq!(record_while(&world, strange, &batch).await, Recorded { superseded: 1, ..Recorded::default() });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -215,8 +204,7 @@ async fn an_id_or_a_request_key_that_a_stranger_takes_meanwhile_is_a_lost_race_n
     for (message, id, key, expected) in
         [(same_id.clone(), same_id.id, None, skipped), (same_key.clone(), other_id, Some("k"), rejected)]
     {
-        let mut stranger = world.outside.acquire().await.unwrap();
-        let mut strange = stranger.begin().await.unwrap();
+        let mut strange = world.outside.begin().await.unwrap();
         // Past the version, and closed already, so that the index of live orders has nothing to say.
         sqlx::query(
             "WITH held AS (UPDATE stock SET available = available RETURNING sale_id)
@@ -230,12 +218,7 @@ async fn an_id_or_a_request_key_that_a_stranger_takes_meanwhile_is_a_lost_race_n
         .execute(&mut *strange)
         .await
         .unwrap();
-        let commit = async {
-            world.until_waiting(1).await;
-            strange.commit().await.unwrap();
-        };
-        let (recorded, ()) = tokio::join!(world.ledger.record(std::slice::from_ref(&message)), commit);
-        assert_eq!(recorded.unwrap(), expected);
+        assert_eq!(record_while(&world, strange, std::slice::from_ref(&message)).await, expected);
     }
     assert_eq!(world.ledger.order(same_key.id).await.unwrap().unwrap().request_key, None);
     let view = world.view(sale).await;
