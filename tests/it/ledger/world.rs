@@ -38,6 +38,8 @@ impl World {
         let mut settings = shared_settings(&format!("ledger_{name}")).await.postgres;
         // More than the recorders of any test, so that they meet in the database and not at the pool.
         settings.max_connections = 20;
+        // Twenty new connections at once take a loaded machine longer than a buyer would be left waiting.
+        settings.acquire_timeout_ms = 10_000;
         let ledger = Ledger::connect(&settings, PAY_WITHIN).await.unwrap();
         ledger::migrate(ledger.pool()).await.unwrap();
         let catalogue = Catalogue::load(ledger.pool().clone(), Duration::from_secs(3600)).await.unwrap();

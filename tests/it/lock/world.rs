@@ -62,6 +62,8 @@ impl World {
     async fn build(test: &str, redis_url: String, own: Sandbox) -> Self {
         let mut settings = shared_settings(&format!("lock_{test}")).await;
         settings.redis.url = redis_url.into();
+        // No test of the lock is about the wait for a connection to PostgreSQL.
+        settings.postgres.acquire_timeout_ms = 10_000;
         let direct = own.redis().url();
         let ledger = Ledger::connect(&settings.postgres, Duration::from_secs(900)).await.unwrap();
         ledger::migrate(ledger.pool()).await.unwrap();
