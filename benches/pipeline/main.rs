@@ -1,8 +1,8 @@
 //! The speed of the stock and of the relay, which no client sees by themselves, on private servers of this machine.
 //! `loadtest bench` measures the service as a whole.
 //!
-//! Every figure is measured several times, in turns with a baseline that does the least work for the same result. A slow
-//! phase of the machine slows down both, so the ratio says more than the figure.
+//! Every figure is measured several times, in turns with a baseline that does the least work for the same result. A
+//! slow phase of the machine slows down both, so the ratio says more than the figure.
 
 mod figures;
 mod relay;

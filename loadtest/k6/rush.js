@@ -2,8 +2,8 @@
 //
 //   k6 run -e URLS=http://127.0.0.1:8080 -e SALE=7 -e SECRET="$SECKILL__AUTH__JWT_SECRET" loadtest/k6/rush.js
 //
-// k6 sees the answers and not the stores. Its thresholds tell whether the service kept its contract under load. Only the
-// service's own audit tells whether anything was oversold or lost:
+// k6 sees the answers and not the stores. Its thresholds tell whether the service kept its contract under load. Only
+// the service's own audit tells whether anything was oversold or lost:
 //
 //   seckill sale audit 7
 //
@@ -115,8 +115,8 @@ function scenarios() {
   return all;
 }
 
-// Most buyers click early: a share sqrt(t / window) of them by time t. The window is cut into steps of one rate each, with
-// the same number of buyers per step.
+// Most buyers click early: a share sqrt(t / window) of them by time t. The window is cut into steps of one rate each,
+// with the same number of buyers per step.
 function arrivals() {
   if (WINDOW_S === 0) {
     return { executor: 'per-vu-iterations', vus: BUYERS, iterations: 1, maxDuration: `${PATIENCE_S + TIMEOUT_S}s` };
@@ -171,7 +171,8 @@ export function rush() {
 
 // The same buyer for the same number and seed.
 function buyerOf(count) {
-  // Rates are rounded, so k6 may start a few buyers more than planned. They are new buyers if there are tokens for them.
+  // Rates are rounded, so k6 may start a few buyers more than planned. They are new buyers if there are tokens for
+  // them.
   const index = tokens === null ? count : count % tokens.length;
   const draw = randomOf(index);
   const hasty = draw() < HASTY;

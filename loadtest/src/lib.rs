@@ -3,10 +3,10 @@
 //! In: a command line. Out: a report on standard output, and as JSON and HTML if asked for. The exit code is 0 only if
 //! every promise held.
 //!
-//! [`demo`] starts a cluster of private servers and roles and runs one sale on it. `scenario` reads what a run sells and
-//! who buys, `run` runs it against a cluster or a running service, and `naive` runs it against counters that are wrong on
-//! purpose. `faults` breaks a cluster under load, `bench` measures one, and `report` writes the HTML pages. The buyers and
-//! the verdict come from the crate `drive`, the private servers from `sandbox`.
+//! [`demo`] starts a cluster of private servers and roles and runs one sale on it. `scenario` reads what a run sells
+//! and who buys, `run` runs it against a cluster or a running service, and `naive` runs it against counters that are
+//! wrong on purpose. `faults` breaks a cluster under load, `bench` measures one, and `report` writes the HTML pages.
+//! The buyers and the verdict come from the crate `drive`, the private servers from `sandbox`.
 
 mod bench;
 

@@ -90,7 +90,8 @@ impl Ran {
     }
 }
 
-/// Closed loop: each connection sends the next purchase when it has its answer. Buyers take turns, from number `first` on.
+/// Closed loop: each connection sends the next purchase when it has its answer. Buyers take turns, from number `first`
+/// on.
 pub async fn closed(
     server: SocketAddr,
     crowd: &Arc<Crowd>,

@@ -1,5 +1,5 @@
-//! `pipeline` and `redis-memory`: every role runs, on real Kafka. Purchases are sent and counted once they are rows, and
-//! so is the memory that a sold unit takes in Redis.
+//! `pipeline` and `redis-memory`: every role runs, on real Kafka. Purchases are sent and counted once they are rows,
+//! and so is the memory that a sold unit takes in Redis.
 
 use std::sync::Arc;
 use std::time::Instant;

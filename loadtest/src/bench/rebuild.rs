@@ -82,7 +82,8 @@ async fn restart(testbed: &TestBed, sale: SaleId, asked: &mut usize) -> Measured
     let answering = begin.elapsed();
     let mut other = None;
     loop {
-        // Another buyer each time: an earlier purchase may have an unknown outcome, and its buyer would get that answer.
+        // Another buyer each time: an earlier purchase may have an unknown outcome, and its buyer would get that
+        // answer.
         *asked += 1;
         let (status, body) = testbed.buy(sale, *asked).await?;
         match status {

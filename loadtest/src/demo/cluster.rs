@@ -155,8 +155,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Gives new orders this time to be paid. Restarts the roles that write orders gracefully, and returns when every node is
-    /// ready.
+    /// Gives new orders this time to be paid. Restarts the roles that write orders gracefully, and returns when every
+    /// node is ready.
     ///
     /// # Errors
     /// When one of them does not end or does not come up.

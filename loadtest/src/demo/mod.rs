@@ -1,8 +1,8 @@
 //! `loadtest demo`: a whole flash sale on one machine, and a check of every promise. Nothing has to run beforehand.
 //!
-//! It starts private servers in a temporary folder and each role of the service in its own process. Buyers, each with an
-//! address of its own, purchase over real HTTP. Once everything has settled, the demo checks every promise. It succeeds
-//! only if all of them hold.
+//! It starts private servers in a temporary folder and each role of the service in its own process. Buyers, each with
+//! an address of its own, purchase over real HTTP. Once everything has settled, the demo checks every promise. It
+//! succeeds only if all of them hold.
 
 mod cluster;
 
@@ -173,7 +173,8 @@ async fn stay(cluster: &mut Cluster, tokens: &Tokens) -> anyhow::Result<()> {
             _ = checks.tick() => for name in cluster.names() {
                 if let Some(status) = cluster.part(&name)?.exit_status() {
                     cluster.restart(&name)?;
-                    say(format_args!("  {name} has ended ({status}); restarted as process {}", cluster.part(&name)?.pid()))?;
+                    let pid = cluster.part(&name)?.pid();
+                    say(format_args!("  {name} has ended ({status}); restarted as process {pid}"))?;
                 }
             }
         }

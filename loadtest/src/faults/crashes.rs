@@ -1,8 +1,8 @@
 //! A role that crashes at an exact point: between two effects, where a crash is most dangerous.
 //!
-//! From outside, only the requests of a process to the stores are visible. So a crash is defined by a request: either the
-//! server never got it, or it executed it and the response was lost. The proxy pauses the connection at that request, the
-//! process gets `kill -9`, and is started again.
+//! From outside, only the requests of a process to the stores are visible. So a crash is defined by a request: either
+//! the server never got it, or it executed it and the response was lost. The proxy pauses the connection at that
+//! request, the process gets `kill -9`, and is started again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

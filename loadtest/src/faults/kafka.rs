@@ -63,8 +63,8 @@ async fn cut(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     Ok(figures)
 }
 
-/// The roles keep running while the topic is deleted and created again under the same name. Kafka restarts first, so that
-/// the leader epochs of the new topic start below those of the old one: this leaves a client with stale metadata.
+/// The roles keep running while the topic is deleted and created again under the same name. Kafka restarts first, so
+/// that the leader epochs of the new topic start below those of the old one: this leaves a client with stale metadata.
 async fn topic_recreated(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     restarted(testbed, round).await?;
     round.until_sold(50).await?;

@@ -89,8 +89,8 @@ async fn garbage(testbed: &mut TestBed, _: &Round) -> anyhow::Result<Figures> {
     Ok(sent(count))
 }
 
-/// Orders were held back, Redis lost them, the sale was rebuilt without them, and then they are replayed: each becomes a
-/// rejected row and takes no unit. Orders that already have a row are replayed, too.
+/// Orders were held back, Redis lost them, the sale was rebuilt without them, and then they are replayed: each becomes
+/// a rejected row and takes no unit. Orders that already have a row are replayed, too.
 async fn older_generation(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     testbed.cluster.part("relay")?.pause()?;
     round.until_sold(50).await?;

@@ -1,8 +1,9 @@
-//! `loadtest faults`: the fault drill. It injects each fault into a sale under load, checks every promise afterwards and
-//! prints one line of figures.
+//! `loadtest faults`: the fault drill. It injects each fault into a sale under load, checks every promise afterwards
+//! and prints one line of figures.
 //!
 //! The servers are private and real, and each role of the service runs in its own process. A fault declares beforehand
-//! which promises it may break. Only faults in which Redis loses data may break any; the drill counts and prints the loss.
+//! which promises it may break. Only faults in which Redis loses data may break any; the drill counts and prints the
+//! loss.
 
 mod crashes;
 mod execute;

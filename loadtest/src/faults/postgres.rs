@@ -113,7 +113,8 @@ async fn replies_dropped(testbed: &mut TestBed, round: &Round) -> anyhow::Result
     Ok(meanwhile(round, before))
 }
 
-/// Purchases come by Redis and out of the reserve, orders are cancelled and expire: all who write the stock are refused.
+/// Purchases come by Redis and out of the reserve, orders are cancelled and expire: all who write the stock are
+/// refused.
 async fn serialization_failures(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     sqlx::raw_sql(REFUSE).execute(testbed.ledger.pool()).await?;
     let cancelled = everybody_writes(testbed, round).await;
@@ -149,8 +150,8 @@ async fn everybody_writes(testbed: &TestBed, round: &Round) -> anyhow::Result<us
     Ok(cancelled)
 }
 
-/// The lost rows come back from the claims in Redis, and the messages in Kafka are of a generation that the restored ledger
-/// does not know.
+/// The lost rows come back from the claims in Redis, and the messages in Kafka are of a generation that the restored
+/// ledger does not know.
 async fn restored(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let data = testbed.sandbox().postgres().data()?.to_owned();
     let (older, newer) = (data.with_extension("as-it-was"), data.with_extension("to-be-lost"));

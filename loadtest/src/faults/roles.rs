@@ -60,7 +60,8 @@ async fn twice(testbed: &mut TestBed, round: &Round, part: &str) -> anyhow::Resu
     Ok(Figures::new())
 }
 
-/// Redis is restarted while the consumer is paused: the reconciler has frozen the sale, and waits for the ledger to catch up.
+/// Redis is restarted while the consumer is paused: the reconciler has frozen the sale, and waits for the ledger to
+/// catch up.
 async fn until_a_rebuild_waits(testbed: &TestBed, round: &Round) -> anyhow::Result<()> {
     testbed.cluster.part("consume")?.pause()?;
     round.until_sold(20).await?;
@@ -83,8 +84,8 @@ async fn reconciler_kill(testbed: &mut TestBed, round: &Round) -> anyhow::Result
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(begun.elapsed()))]))
 }
 
-/// The first reconciler has read what it will warm Redis with, and is paused with the request in flight. When the request
-/// arrives, another reconciler has rebuilt the sale, and the sale has sold units.
+/// The first reconciler has read what it will warm Redis with, and is paused with the request in flight. When the
+/// request arrives, another reconciler has rebuilt the sale, and the sale has sold units.
 async fn reconciler_paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let warm = (Route::SecondRedis, WARM, Moment::Before);
     let (held, _) = hold(testbed, round, warm, |g, r| Box::pin(restart_redis(g, r))).await?;

@@ -17,7 +17,8 @@ use super::testbed::TestBed;
 
 /// How long a test waits for anything that must happen.
 pub const TIMEOUT: Duration = Duration::from_secs(40);
-/// From the call to the start of the sale. Nodes poll for new sales once a second; a busy machine may need the longer one.
+/// From the call to the start of the sale. Nodes poll for new sales once a second; a busy machine may need the longer
+/// one.
 const NOTICES: [Duration; 2] = [Duration::from_millis(2_200), Duration::from_secs(8)];
 
 /// The sale that a fault needs.

@@ -1,8 +1,8 @@
 //! Counters that are wrong on purpose: they show that the verdict fails on a service that oversells.
 //!
 //! A verdict that never fails proves nothing. Here the same buyers send the same HTTP requests to two nodes of a shop
-//! that does everything right except counting: each of three strategies keeps its stock in a real Redis or PostgreSQL in
-//! a way that works for one buyer at a time. Nothing is slowed down on purpose; the load alone makes them oversell.
+//! that does everything right except counting: each of three strategies keeps its stock in a real Redis or PostgreSQL
+//! in a way that works for one buyer at a time. Nothing is slowed down on purpose; the load alone makes them oversell.
 //!
 //! The service uses none of this. In: a scenario and a strategy. Out: the usual report.
 

@@ -4,7 +4,8 @@
 //! same number, sells the same unit and writes the same successor, so most purchases leave no trace in the counter.
 //! A transaction (MULTI) would not help: its commands cannot use each other's answers.
 //!
-//! The answer of the service is `lua/purchase.lua`: check and write in one script, during which Redis does nothing else.
+//! The answer of the service is `lua/purchase.lua`: check and write in one script, during which Redis does nothing
+//! else.
 
 use anyhow::Context;
 use redis::AsyncCommands;

@@ -1,8 +1,8 @@
 //! `loadtest run SCENARIO`: opens sales, runs buyers against them, and checks every promise of the service.
 //!
-//! In: a scenario by name or path, sizes that replace its own, and a service. Out: the report as text, JSON and HTML, and
-//! an exit code that follows the verdict. The first Ctrl-C stops the buyers; the answers so far are still checked and
-//! reported. A second Ctrl-C aborts.
+//! In: a scenario by name or path, sizes that replace its own, and a service. Out: the report as text, JSON and HTML,
+//! and an exit code that follows the verdict. The first Ctrl-C stops the buyers; the answers so far are still checked
+//! and reported. A second Ctrl-C aborts.
 
 mod execute;
 mod target;

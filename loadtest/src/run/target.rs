@@ -31,8 +31,8 @@ pub struct Target {
     /// The service's key for tokens, which signs those of the buyers and the operator.
     #[arg(long, env = "SECKILL__AUTH__JWT_SECRET", hide_env_values = true)]
     secret: Option<String>,
-    /// The service's PostgreSQL, to read orders. Needs --redis and --kafka: with only some of the stores the run would check
-    /// less than the service's own audit does.
+    /// The service's PostgreSQL, to read orders. Needs --redis and --kafka: with only some of the stores the run would
+    /// check less than the service's own audit does.
     #[arg(long, value_name = "URL", requires_all = ["redis", "kafka"])]
     postgres: Option<String>,
     /// The service's Redis, to read claims.
@@ -41,8 +41,8 @@ pub struct Target {
     /// The service's Kafka brokers, to read the lag. Topic and group come from SECKILL__KAFKA__…
     #[arg(long, value_name = "HOST:PORT")]
     kafka: Option<String>,
-    /// Seconds in which orders of the running service must be paid (its orders.pay_within_s). Without it no buyer leaves an
-    /// order unpaid, because the run would not know when to expect its expiry.
+    /// Seconds in which orders of the running service must be paid (its orders.pay_within_s). Without it no buyer
+    /// leaves an order unpaid, because the run would not know when to expect its expiry.
     #[arg(long, value_name = "SECONDS", conflicts_with = "sandbox")]
     pay_within_s: Option<u64>,
 }

@@ -9,8 +9,8 @@ use drive::virtual_users::Pacing;
 
 use super::{Connections, Scenario};
 
-/// Sizes that replace those of the scenario. If there are several sales, they apply to the first one, and the others keep
-/// their proportions to it.
+/// Sizes that replace those of the scenario. If there are several sales, they apply to the first one, and the others
+/// keep their proportions to it.
 #[derive(Clone, Debug, Args)]
 pub struct Overrides {
     /// Units on sale.
@@ -40,8 +40,8 @@ pub struct Overrides {
     /// Purchases in flight at most. A click that has to wait is late, and its latency includes the wait.
     #[arg(long)]
     in_flight: Option<usize>,
-    /// Use N buyers at a time instead of the planned times, each of whom clicks when the answer before is there. Such buyers
-    /// wait for a slow service, and their latencies hide that.
+    /// Use N buyers at a time instead of the planned times, each of whom clicks when the answer before is there. Such
+    /// buyers wait for a slow service, and their latencies hide that.
     #[arg(long, value_name = "N", conflicts_with = "in_flight")]
     closed_loop: Option<usize>,
     /// Seconds to wait for one answer.
