@@ -12,6 +12,7 @@
 pub mod http;
 
 mod metrics;
+mod outage;
 
 #[cfg(target_os = "linux")]
 mod process;
@@ -21,6 +22,7 @@ use prometheus::{Registry, TextEncoder};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
+pub use self::outage::Outage;
 use crate::config::{LogFormat, Settings, Telemetry};
 
 /// Starts logging to standard error. Fails when the filter cannot be read. A second call changes nothing: the first
