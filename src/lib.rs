@@ -81,6 +81,9 @@ pub mod config;
 // The order in which a process stops.
 pub mod shutdown;
 
+// The pauses between tries.
+mod backoff;
+
 // Logs and metrics.
 pub mod telemetry;
 

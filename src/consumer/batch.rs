@@ -1,4 +1,5 @@
-//! What the thread hands to the writer: orders to write, letters to put aside, and how far that brings the group.
+//! What the polling thread hands to the writer: orders to write, messages for the dead letters, and the offsets to
+//! commit once both are done.
 
 use std::collections::BTreeMap;
 
@@ -26,6 +27,7 @@ pub(super) struct Batch {
     pub(super) orders: Vec<OrderMessage>,
     /// Where each order came from, in the same order.
     pub(super) origins: Vec<Raw>,
+    /// Messages that are not orders, each with the reason.
     pub(super) poison: Vec<(Raw, String)>,
     pub(super) offsets: Offsets,
     /// The assignment under which it was read. Its offsets mean nothing to a later one.
@@ -67,11 +69,11 @@ impl Batch {
         self.len() == 0
     }
 
-    /// Puts orders that can never become rows aside.
-    pub(super) fn condemn(&mut self, guilty: impl Fn(&OrderMessage) -> bool, reason: &str) {
+    /// Moves orders that can never become rows to the poison.
+    pub(super) fn reject_where(&mut self, invalid: impl Fn(&OrderMessage) -> bool, reason: &str) {
         let pairs = std::mem::take(&mut self.orders).into_iter().zip(std::mem::take(&mut self.origins));
         for (order, raw) in pairs {
-            if guilty(&order) {
+            if invalid(&order) {
                 self.poison.push((raw, reason.to_owned()));
             } else {
                 self.orders.push(order);
@@ -111,12 +113,12 @@ mod tests {
     }
 
     #[test]
-    fn condemning_a_sale_takes_its_orders_and_no_others() {
+    fn rejecting_a_sale_takes_its_orders_and_no_others() {
         let mut batch = Batch::of(1);
         for (offset, sale) in [(0, 7), (1, 8), (2, 7), (3, 9)] {
             batch.push(raw(0, offset, sale));
         }
-        batch.condemn(|order| order.sale.get() == 7, "no such sale");
+        batch.reject_where(|order| order.sale.get() == 7, "no such sale");
         let left: Vec<_> = batch.origins.iter().map(|raw| raw.offset).collect();
         assert_eq!(left, [1, 3]);
         assert_eq!(batch.orders.iter().map(|order| order.sale.get()).collect::<Vec<_>>(), [8, 9]);

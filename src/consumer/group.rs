@@ -1,6 +1,6 @@
-//! Membership of the consumer group: which assignment holds, what is done under it, and what Kafka was told.
+//! Membership of the consumer group: the current assignment, what is written under it, and what is committed.
 //!
-//! The callbacks run inside `poll`, on the reading thread; the lock is never contended.
+//! The callbacks run inside `poll`, on the polling thread, so the lock is never contended.
 
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -17,14 +17,14 @@ use super::Metrics;
 use super::batch::Offsets;
 use super::writer::Done;
 
-/// How long partitions that are taken away wait for the batch in hand. Beyond it the next owner writes the batch
+/// How long revoked partitions wait for the batch that is being written. After that the next owner writes the batch
 /// once more, which changes nothing.
 const HANDOVER: Duration = Duration::from_secs(2);
 
-/// How long after a refusal offsets are committed again.
+/// How long after a failed commit the offsets are committed again.
 const RECOMMIT: Duration = Duration::from_secs(1);
 
-/// The reader's side of the writer, and what is known of the group.
+/// The reader's end of the channel from the writer, and the state of the membership.
 pub(super) struct Group {
     topic: String,
     metrics: Metrics,
@@ -35,41 +35,41 @@ pub(super) struct State {
     done: Receiver<Done>,
     /// Since when the writer has had a batch; `None` while it waits for one.
     pub(super) busy_since: Option<Instant>,
-    /// Raised whenever partitions are taken away. What was read before belongs to somebody else.
+    /// Raised whenever partitions are revoked. What was read before belongs to their next owner.
     pub(super) assignment: u64,
     /// What is written under this assignment.
     written: Offsets,
-    /// From when on to tell Kafka what is written; `None` when it knows.
-    tell_at: Option<Instant>,
+    /// When `written` is to be committed; `None` when it is.
+    commit_due_at: Option<Instant>,
 }
 
 impl Group {
     pub(super) fn new(topic: &str, metrics: Metrics, done: Receiver<Done>) -> Self {
-        let state = State { done, busy_since: None, assignment: 0, written: Offsets::new(), tell_at: None };
+        let state = State { done, busy_since: None, assignment: 0, written: Offsets::new(), commit_due_at: None };
         Self { topic: topic.to_owned(), metrics, state: Mutex::new(state) }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere leaves nothing half done in here.
+        // A panic elsewhere leaves no half-changed state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells Kafka what is written, if it may not know.
+    /// Commits what is written and not committed.
     pub(super) fn commit(&self, consumer: &BaseConsumer<Self>, mode: CommitMode) {
-        let Some(list) = self.untold(mode) else { return };
+        let Some(list) = self.uncommitted(mode) else { return };
         if let Err(error) = consumer.commit(&list, mode) {
             self.refused(&error);
         }
     }
 
-    /// What Kafka does not know yet, taken to be told now. A commit that waits does not wait for its time.
-    fn untold(&self, mode: CommitMode) -> Option<TopicPartitionList> {
+    /// The offsets to commit now. A synchronous commit does not wait until they are due.
+    fn uncommitted(&self, mode: CommitMode) -> Option<TopicPartitionList> {
         let mut state = self.state();
-        let due = state.tell_at.is_some_and(|at| matches!(mode, CommitMode::Sync) || at <= Instant::now());
+        let due = state.commit_due_at.is_some_and(|at| matches!(mode, CommitMode::Sync) || at <= Instant::now());
         if !due {
             return None;
         }
-        state.tell_at = None;
+        state.commit_due_at = None;
         let mut list = TopicPartitionList::with_capacity(state.written.len());
         for (partition, next) in &state.written {
             if let Err(error) = list.add_partition_offset(&self.topic, *partition, Offset::Offset(*next)) {
@@ -82,18 +82,18 @@ impl Group {
     fn refused(&self, error: &KafkaError) {
         self.metrics.commit_failures.inc();
         warn!(%error, "Kafka did not take the offsets; they are committed again");
-        self.state().tell_at.get_or_insert(Instant::now() + RECOMMIT);
+        self.state().commit_due_at.get_or_insert(Instant::now() + RECOMMIT);
     }
 }
 
 impl State {
-    /// Waits up to `patience` for the writer. True when it has nothing (any more).
-    pub(super) fn await_writer(&mut self, patience: Duration) -> bool {
+    /// Waits up to `timeout` for the writer. True when it is idle.
+    pub(super) fn await_writer(&mut self, timeout: Duration) -> bool {
         if self.busy_since.is_none() {
             return true;
         }
-        match self.done.recv_timeout(patience) {
-            Ok(done) => self.note(done),
+        match self.done.recv_timeout(timeout) {
+            Ok(done) => self.take(done),
             Err(RecvTimeoutError::Timeout) => return false,
             // The writer broke down; its batch stays uncommitted.
             Err(RecvTimeoutError::Disconnected) => {}
@@ -102,13 +102,14 @@ impl State {
         true
     }
 
-    fn note(&mut self, done: Done) {
+    /// Takes the offsets of a batch, unless its partitions were revoked meanwhile.
+    fn take(&mut self, done: Done) {
         if done.assignment != self.assignment {
             return;
         }
         if let Some(offsets) = done.offsets {
             self.written.extend(offsets);
-            self.tell_at = Some(Instant::now());
+            self.commit_due_at = Some(Instant::now());
         }
     }
 }
@@ -130,20 +131,20 @@ impl ConsumerContext for Group {
     fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
         let Rebalance::Revoke(partitions) = rebalance else { return };
         self.metrics.rebalances.inc();
-        info!(partitions = partitions.count(), "partitions are taken away");
+        info!(partitions = partitions.count(), "partitions are revoked");
         if !consumer.assignment_lost() {
             self.state().await_writer(HANDOVER);
             self.commit(consumer, CommitMode::Sync);
         }
-        // librdkafka remembers a pause beyond the assignment. Between two assignments there is nothing to resume, and a
-        // partition that comes back paused would never be read again.
+        // librdkafka keeps a partition paused beyond the assignment. Without this, a partition that comes back would
+        // stay paused: the reader resumes only what it has paused itself.
         if let Err(error) = consumer.resume(partitions) {
             debug!(%error, "cannot resume");
         }
         let mut state = self.state();
         state.assignment += 1;
         state.written.clear();
-        state.tell_at = None;
+        state.commit_due_at = None;
     }
 
     fn post_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
@@ -180,9 +181,9 @@ mod tests {
         };
         group.state().assignment = 2;
         finish(1);
-        assert!(group.untold(CommitMode::Sync).is_none(), "the partition belongs to somebody else");
+        assert!(group.uncommitted(CommitMode::Sync).is_none(), "the partition belongs to somebody else");
         finish(2);
-        assert_eq!(group.untold(CommitMode::Sync).map(|list| list.count()), Some(1));
-        assert!(group.untold(CommitMode::Sync).is_none(), "told once");
+        assert_eq!(group.uncommitted(CommitMode::Sync).map(|list| list.count()), Some(1));
+        assert!(group.uncommitted(CommitMode::Sync).is_none(), "committed once");
     }
 }

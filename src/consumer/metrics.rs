@@ -9,11 +9,11 @@ crate::metrics! {
         pub batches: IntCounter = "seckill_consumer_batches_total",
         /// Batches tried once more because the ledger could not take them.
         pub retries: IntCounter = "seckill_consumer_retries_total",
-        /// Messages that are no orders and went to the dead letters.
+        /// Messages that are not orders and went to the dead letters.
         pub dead_lettered: IntCounter = "seckill_consumer_dead_lettered_total",
         /// Offset commits that Kafka refused.
         pub commit_failures: IntCounter = "seckill_consumer_commit_failures_total",
-        /// Rebalances in which partitions were taken away.
+        /// Rebalances in which partitions were revoked.
         pub rebalances: IntCounter = "seckill_consumer_rebalances_total",
         /// Messages of this consumer's partitions that are not committed.
         pub lag: IntGauge = "seckill_consumer_lag_messages",

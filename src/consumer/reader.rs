@@ -1,8 +1,8 @@
 //! The half that must not wait: polls Kafka on a thread of its own and gathers the next batch while the writer has
 //! one. At most one batch is ahead.
 //!
-//! Kafka takes partitions away from a consumer that does not poll. So while the writer is slow, or the database is
-//! away for minutes, the partitions are paused and polling goes on.
+//! Kafka revokes the partitions of a consumer that does not poll. So while the writer is slow, or the database is away
+//! for minutes, the partitions are paused and polling goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,15 +21,16 @@ use super::batch::Batch;
 use super::group::Group;
 use crate::config::{self, Settings};
 use crate::kafka::lag;
+use crate::telemetry::Outage;
 
-/// How long a poll waits for a first message: also how soon a stop is noticed.
-const POLL: Duration = Duration::from_millis(100);
+/// How long a poll waits for a first message, and so how late a stop is noticed.
+const POLL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How long the writer may have a batch before the partitions are paused.
-const SLOW: Duration = Duration::from_secs(1);
+const PAUSE_AFTER: Duration = Duration::from_secs(1);
 
-/// What is waiting at the first look may be on its way; what still waits at the second is not coming.
-const SECOND_LOOK: Duration = Duration::from_secs(2);
+/// Messages that wait at the first check may be on their way; those that still wait after this time are not coming.
+const RECHECK_AFTER: Duration = Duration::from_secs(2);
 
 pub(super) struct Reader {
     consumer: BaseConsumer<Group>,
@@ -40,15 +41,15 @@ pub(super) struct Reader {
     next: Batch,
     paused: bool,
     metrics: Metrics,
-    failing: bool,
-    /// How long nothing may come before somebody else is asked whether that is true.
-    quiet: Duration,
-    /// Whether this client has ever read anything.
-    sighted: Arc<AtomicBool>,
-    /// When to look whether messages wait that do not come.
-    look_at: Instant,
-    /// Whether some were waiting when it was last looked.
-    waiting: bool,
+    outage: Outage,
+    /// How long no message may come before a new client checks whether some wait.
+    idle_timeout: Duration,
+    /// Whether this client has ever read a message.
+    has_consumed: Arc<AtomicBool>,
+    /// When to check whether messages wait that do not come.
+    check_at: Instant,
+    /// Whether messages waited at the last check.
+    had_lag: bool,
 }
 
 impl Reader {
@@ -57,8 +58,8 @@ impl Reader {
         group: Group,
         batches: Sender<Batch>,
         metrics: Metrics,
-        quiet: Duration,
-        sighted: Arc<AtomicBool>,
+        idle_timeout: Duration,
+        has_consumed: Arc<AtomicBool>,
     ) -> KafkaResult<Self> {
         let consumer: BaseConsumer<Group> = client(settings).create_with_context(group)?;
         consumer.subscribe(&[&settings.kafka.topic])?;
@@ -70,18 +71,18 @@ impl Reader {
             next: Batch::of(0),
             paused: false,
             metrics,
-            failing: false,
-            quiet,
-            sighted,
-            look_at: Instant::now() + quiet,
-            waiting: false,
+            outage: Outage::default(),
+            idle_timeout,
+            has_consumed,
+            check_at: Instant::now() + idle_timeout,
+            had_lag: false,
         })
     }
 
-    /// Reads until `stop`; then waits for the batch in hand, commits, and leaves the group.
+    /// Reads until `stop`; then waits for the batch that is being written, commits, and leaves the group.
     ///
     /// # Errors
-    /// When the client is beyond repair: a new one must be made.
+    /// When the client cannot go on and a new one must take over.
     pub(super) fn run(mut self, stop: &CancellationToken) -> KafkaResult<()> {
         let outcome = loop {
             if stop.is_cancelled() || self.batches.is_closed() {
@@ -91,10 +92,10 @@ impl Reader {
                 break Err(error);
             }
         };
-        // The writer ends by itself: it finishes the statement that runs, or notices the stop while it waits.
-        while !self.consumer.context().state().await_writer(POLL) {
+        // The writer ends by itself: it finishes the statement that runs, or sees the stop while it waits.
+        while !self.consumer.context().state().await_writer(POLL_TIMEOUT) {
             self.pause();
-            let _ = self.gather(Duration::ZERO);
+            let _ = self.poll(Duration::ZERO);
         }
         self.consumer.context().commit(&self.consumer, CommitMode::Sync);
         self.metrics.paused.set(0);
@@ -108,79 +109,76 @@ impl Reader {
         let Some(since) = busy_since else {
             self.resume();
             if self.next.is_empty() {
-                self.gather(POLL)?;
+                self.poll(POLL_TIMEOUT)?;
             }
             self.fill()?;
             self.hand_over();
             self.commit();
-            return self.doubt_the_quiet();
+            return self.detect_stale_metadata();
         };
-        if since.elapsed() > SLOW {
+        if since.elapsed() > PAUSE_AFTER {
             self.pause();
-            self.gather(Duration::ZERO)?;
+            self.poll(Duration::ZERO)?;
         } else {
             self.fill()?;
         }
-        // Not while the lock is needed by a callback: those run inside `gather` only.
-        self.consumer.context().state().await_writer(POLL);
+        // Not while the lock is needed by a callback: those run inside `poll` only.
+        self.consumer.context().state().await_writer(POLL_TIMEOUT);
         self.commit();
         Ok(())
     }
 
     /// Takes what is there, without waiting, up to the limit.
     fn fill(&mut self) -> KafkaResult<()> {
-        while self.next.len() < self.limit && self.gather(Duration::ZERO)? {}
+        while self.next.len() < self.limit && self.poll(Duration::ZERO)? {}
         Ok(())
     }
 
-    /// One poll. True when it brought a message.
-    fn gather(&mut self, patience: Duration) -> KafkaResult<bool> {
-        let polled = self.consumer.poll(patience);
+    /// Polls once. True when it brought a message.
+    fn poll(&mut self, timeout: Duration) -> KafkaResult<bool> {
+        let polled = self.consumer.poll(timeout);
         let assignment = self.consumer.context().state().assignment;
         if self.next.assignment != assignment {
-            // Its partitions were taken away inside the poll: their next owner reads these messages again.
+            // Its partitions were revoked inside the poll: their next owner reads these messages again.
             self.next = Batch::of(assignment);
         }
         match polled {
             None => Ok(false),
             Some(Ok(message)) => {
                 self.next.add(&message);
-                (self.look_at, self.waiting) = (Instant::now() + self.quiet, false);
-                self.sighted.store(true, Ordering::Relaxed);
-                if self.failing {
-                    info!("Kafka can be read again");
-                    self.failing = false;
-                }
+                (self.check_at, self.had_lag) = (Instant::now() + self.idle_timeout, false);
+                self.has_consumed.store(true, Ordering::Relaxed);
+                self.outage.recovered(|| info!("Kafka can be read again"));
                 Ok(true)
             }
             Some(Err(error @ KafkaError::MessageConsumptionFatal(_))) => Err(error),
             Some(Err(error)) => {
-                if !self.failing {
+                self.outage.failed(&error, |error| {
                     warn!(%error, "Kafka cannot be read; orders wait: check the brokers and the topic");
-                    self.failing = true;
-                }
+                });
                 debug!(%error, "poll");
                 Ok(false)
             }
         }
     }
 
-    /// A client can be blind: a topic that is deleted and made anew begins to count its leaders anew, and the old client
-    /// takes them for old news and reads nothing for ever. When nothing has come for a while, a new connection is asked;
-    /// where it sees messages that this client does not, a new client has to take over.
-    fn doubt_the_quiet(&mut self) -> KafkaResult<()> {
-        if Instant::now() < self.look_at {
+    /// A client can have stale metadata. When a topic is deleted and created again, its leader epochs start again
+    /// too; a client that knew the old topic takes the new epochs for outdated ones and never reads a message. When
+    /// no message has come for a while, a new client asks for the lag. If messages wait that this client does not
+    /// get, a new client must take over.
+    fn detect_stale_metadata(&mut self) -> KafkaResult<()> {
+        if Instant::now() < self.check_at {
             return Ok(());
         }
         let mine: Vec<_> = self.consumer.assignment()?.elements().iter().map(|element| element.partition()).collect();
-        // A Kafka that does not answer has nothing to tell, and an unknown answer is no reason to do anything.
-        let waiting = !mine.is_empty() && lag::has_lag(&self.kafka, &mine).unwrap_or(false);
-        if waiting && self.waiting {
-            warn!("orders wait in Kafka and do not come: the topic may have been made anew");
+        // Without an answer nothing is known, and that is no reason to replace the client.
+        let has_lag = !mine.is_empty() && lag::has_lag(&self.kafka, &mine).unwrap_or(false);
+        if has_lag && self.had_lag {
+            warn!("messages wait in Kafka and this client does not get them: the topic may have been created again");
             return Err(KafkaError::NoMessageReceived);
         }
-        self.look_at = Instant::now() + if waiting { SECOND_LOOK } else { self.quiet };
-        self.waiting = waiting;
+        self.check_at = Instant::now() + if has_lag { RECHECK_AFTER } else { self.idle_timeout };
+        self.had_lag = has_lag;
         Ok(())
     }
 
@@ -206,7 +204,7 @@ impl Reader {
             debug!(%error, "cannot pause");
         }
         if !self.paused {
-            info!("the ledger is slow or away: reading pauses, membership stays");
+            info!("the ledger is slow or away; reading pauses, the membership of the group stays");
             self.paused = true;
             self.metrics.paused.set(1);
         }
@@ -233,7 +231,7 @@ fn client(settings: &Settings) -> ClientConfig {
         .set("bootstrap.servers", &settings.kafka.brokers)
         .set("group.id", &settings.kafka.group)
         .set("client.id", "seckill")
-        // Offsets say what is in the ledger, so only the writer's word moves them.
+        // Offsets say what is in the ledger, so they move only after the writer has reported.
         .set("enable.auto.commit", "false")
         .set("enable.auto.offset.store", "false")
         // A group that never committed starts with the first order, not with the next one.

@@ -1,8 +1,8 @@
-//! The half that may wait: makes rows of a batch, for as long as it takes.
+//! The half that may wait: writes the orders of a batch as rows, for as long as it takes.
 //!
-//! A fault of the database, or a message from a generation that the ledger has not reached, makes it try again,
-//! for ever. Nothing is dropped and nothing is put aside for such a reason; only what can never become a row goes
-//! to the dead letters, and Kafka has confirmed those before their offsets count as done.
+//! It retries without a limit after a fault of the database, and for a message of a generation that the ledger has
+//! not reached. Neither is a reason to drop a message or to send it to the dead letters. Only a message that can
+//! never become a row goes there, and its offset counts as done only after Kafka has confirmed the dead letter.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -14,11 +14,12 @@ use tracing::{error, info, warn};
 
 use super::batch::{Batch, Offsets, Raw};
 use super::{Fault, Metrics, Recorder};
+use crate::backoff::Backoff;
 use crate::config::Settings;
 use crate::kafka::{Delivery, Producer, Record};
-use crate::outbox::Backoff;
+use crate::telemetry::Outage;
 
-/// The end of one batch.
+/// What the writer reports of one batch.
 pub(super) struct Done {
     pub(super) assignment: u64,
     /// What may be committed; `None` when a stop came before the batch was written.
@@ -31,8 +32,8 @@ pub(super) struct Writer<R> {
     topic: Arc<str>,
     dead_letters: Arc<str>,
     backoff: Backoff,
-    /// Why orders cannot be written, as it was logged.
-    trouble: String,
+    outage: Outage,
+    dead_letter_outage: Outage,
     metrics: Metrics,
 }
 
@@ -45,7 +46,8 @@ impl<R: Recorder> Writer<R> {
             topic: settings.kafka.topic.as_str().into(),
             dead_letters: settings.kafka.dead_letter_topic.as_str().into(),
             backoff: Backoff::new(Duration::from_millis(first), Duration::from_millis(most)),
-            trouble: String::new(),
+            outage: Outage::default(),
+            dead_letter_outage: Outage::default(),
             metrics,
         }
     }
@@ -66,7 +68,7 @@ impl<R: Recorder> Writer<R> {
         let messages = batch.len() as u64;
         loop {
             if !batch.poison.is_empty() {
-                self.put_aside(std::mem::take(&mut batch.poison), stop).await?;
+                self.send_to_dlq(std::mem::take(&mut batch.poison), stop).await?;
             }
             if batch.orders.is_empty() {
                 break;
@@ -75,19 +77,16 @@ impl<R: Recorder> Writer<R> {
             match self.recorder.record(&batch.orders).await {
                 Ok(()) => break,
                 Err(Fault::UnknownSale(sale)) => {
-                    batch.condemn(|order| order.sale == sale, &format!("sale {sale} is not known"));
+                    batch.reject_where(|order| order.sale == sale, &format!("sale {sale} is not known"));
                 }
                 Err(Fault::Unrecordable(id)) => {
-                    batch.condemn(|order| order.id == id, "the ledger cannot store this order");
+                    batch.reject_where(|order| order.id == id, "the ledger cannot store this order");
                 }
                 Err(Fault::Later(reason)) => self.wait(&reason, stop).await?,
             }
         }
-        if self.backoff.is_failing() {
-            info!("orders are written again");
-            self.backoff.reset();
-            self.trouble.clear();
-        }
+        self.outage.recovered(|| info!("orders are written again"));
+        self.backoff.reset();
         self.metrics.messages.inc_by(messages);
         self.metrics.batches.inc();
         Some(batch.offsets)
@@ -95,45 +94,51 @@ impl<R: Recorder> Writer<R> {
 
     async fn wait(&mut self, reason: &anyhow::Error, stop: &CancellationToken) -> Option<()> {
         self.metrics.retries.inc();
-        let trouble = format!("{reason:#}");
-        // Not each time; but what comes back from an outage may be in other trouble.
-        if trouble != self.trouble {
-            warn!(
-                reason = trouble,
-                "orders cannot be written now; they wait in Kafka and are tried again: check PostgreSQL"
-            );
-            self.trouble = trouble;
-        }
-        let pause = tokio::time::timeout(self.backoff.next(), stop.cancelled()).await;
-        // Running into the timeout is the good case: nobody asked to stop.
+        self.outage.failed(format!("{reason:#}").as_str(), |reason| {
+            warn!(reason, "orders cannot be written now; they wait in Kafka and are tried again: check PostgreSQL");
+        });
+        let pause = tokio::time::timeout(self.backoff.next_pause(), stop.cancelled()).await;
+        // A timeout means that no stop came.
         pause.is_err().then_some(())
     }
 
-    /// Puts messages into the dead-letter topic; returns when Kafka has all of them, or `None` if `stop` came.
-    async fn put_aside(&self, poison: Vec<(Raw, String)>, stop: &CancellationToken) -> Option<()> {
+    /// Sends messages to the dead-letter topic. Returns when Kafka has confirmed all of them, or `None` if `stop` came.
+    async fn send_to_dlq(&self, poison: Vec<(Raw, String)>, stop: &CancellationToken) -> Option<()> {
         let mut deliveries: Vec<_> = poison.into_iter().map(|(raw, reason)| self.dead_letter(raw, reason)).collect();
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
         loop {
             let sent = self.producer.send(&mut deliveries).await;
-            let reported = self.producer.await_acks(&mut deliveries).await;
+            let acked = self.producer.await_acks(&mut deliveries).await;
             let before = deliveries.len();
             deliveries.retain(|delivery| !delivery.is_delivered());
             self.metrics.dead_lettered.inc_by((before - deliveries.len()) as u64);
             if deliveries.is_empty() {
+                self.dead_letter_outage.recovered(|| info!("dead letters can be sent again"));
                 return Some(());
             }
-            if let Err(error) = sent.and(reported) {
-                warn!(%error, letters = deliveries.len(), "dead letters cannot be put aside yet: check the topic for them");
+            if let Err(error) = sent.and(acked) {
+                self.dead_letter_outage.failed(&error, |error| {
+                    warn!(
+                        %error,
+                        messages = deliveries.len(),
+                        "dead letters cannot be sent, and orders wait behind them: check their topic"
+                    );
+                });
                 self.producer.replace_if_broken(&self.dead_letters, &error).await;
             }
-            if tokio::time::timeout(backoff.next(), stop.cancelled()).await.is_ok() {
+            if tokio::time::timeout(backoff.next_pause(), stop.cancelled()).await.is_ok() {
                 return None;
             }
         }
     }
 
     fn dead_letter(&self, raw: Raw, reason: String) -> Delivery<()> {
-        error!(partition = raw.partition, offset = raw.offset, reason, "a message is no order: to the dead letters");
+        error!(
+            partition = raw.partition,
+            offset = raw.offset,
+            reason,
+            "a message is not an order; it goes to the dead letters"
+        );
         let headers = vec![
             ("reason", reason),
             ("source_topic", self.topic.to_string()),

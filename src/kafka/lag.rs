@@ -51,9 +51,9 @@ pub fn check_topic(kafka: &config::Kafka) -> anyhow::Result<()> {
     observe(kafka, |observer| observer.partitions().map(drop))
 }
 
-/// Messages that were there at `then` (without it: now) and that the group has not committed, and the watermarks of that
-/// moment. 0 means that every order that Kafka had at that moment is in the ledger or among the dead letters. Blocks the
-/// calling thread while it asks; does not join the group.
+/// Messages that were there at `then` (without it: now) and that the group has not committed, and the watermarks of
+/// that moment. 0 means that every order that Kafka had at that moment is in the ledger or among the dead letters.
+/// Blocks the calling thread while it asks; does not join the group.
 ///
 /// # Errors
 /// When Kafka does not answer within a few seconds, or the topic does not exist.

@@ -9,5 +9,5 @@ pub mod message;
 mod producer;
 pub mod topics;
 
-pub(crate) use self::producer::{Condition, drop_in_background};
+pub(crate) use self::producer::drop_in_background;
 pub use self::producer::{Delivery, Producer, Record};

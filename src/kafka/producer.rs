@@ -1,8 +1,8 @@
 //! Sends records to Kafka. The caller learns of each record whether it was delivered.
 //!
-//! No call blocks a thread of the runtime: when the queue of the producer is full, the caller waits for its own oldest
-//! record. A producer that failed for good (an idempotent producer does, when the broker has lost its state) or has stale
-//! metadata of a topic is replaced. The caller sends the records that failed again.
+//! No call blocks a thread of the runtime: when the queue of the producer is full, the caller waits for its own
+//! oldest record. A producer that failed for good (an idempotent producer does, when the broker has lost its state)
+//! or has stale metadata of a topic is replaced. The caller sends the records that failed again.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +13,7 @@ use rdkafka::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer as _};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, warn};
 
 use crate::config;
 
@@ -137,8 +137,8 @@ impl Producer {
         Ok(Self(Arc::new(Shared { config, producer })))
     }
 
-    /// Hands every pending record to the producer. While the queue is full, it waits for the oldest record in flight. It
-    /// stops at the first failure; the caller decides what that means.
+    /// Hands every pending record to the producer. While the queue is full, it waits for the oldest record in flight.
+    /// It stops at the first failure; the caller decides what that means.
     ///
     /// # Errors
     /// Why the producer refused a record, or failed the one that was waited for. Records that were not handed over stay
@@ -192,9 +192,9 @@ impl Producer {
     /// After a failed delivery: replaces the producer if it can never deliver again.
     ///
     /// Two kinds of producer cannot: one with a fatal error, and one with stale metadata. When a topic is deleted and
-    /// created again, its leader epochs start again too, and a client that knew the old topic takes the new epochs for
-    /// outdated ones. So when records time out, a new producer asks for the leaders of the topic. It takes over if it gets
-    /// them; while Kafka is down it does not.
+    /// created again, its leader epochs start again too, and a client that knew the old topic takes the new epochs
+    /// for outdated ones. So when records time out, a new producer asks for the leaders of the topic. It takes over
+    /// if it gets them; while Kafka is down it does not.
     pub async fn replace_if_broken(&self, topic: &str, failure: &KafkaError) {
         let current = self.0.producer.load_full();
         if let Some((code, reason)) = current.client().fatal_error() {
@@ -247,28 +247,6 @@ fn to_rdkafka(record: &Record) -> FutureRecord<'_, Vec<u8>, Vec<u8>> {
         headers = headers.insert(Header { key, value: Some(value) });
     }
     outgoing.headers(headers)
-}
-
-/// Says once that Kafka takes nothing, and once that it takes records again.
-#[derive(Default)]
-pub(crate) struct Condition {
-    failing: bool,
-}
-
-impl Condition {
-    pub(crate) fn failed(&mut self, error: &KafkaError) {
-        if !self.failing {
-            warn!(%error, "Kafka does not confirm orders; they wait and are sent again: check the brokers and topics");
-        }
-        self.failing = true;
-    }
-
-    pub(crate) fn succeeded(&mut self) {
-        if self.failing {
-            info!("Kafka confirms orders again");
-        }
-        self.failing = false;
-    }
 }
 
 #[cfg(test)]
@@ -336,8 +314,8 @@ mod tests {
 
         let mut deliveries: Vec<_> = (0..100).map(record).collect();
         let sent = producer.send(&mut deliveries).await;
-        let reported = producer.await_acks(&mut deliveries).await;
-        let failure = sent.and(reported).expect_err("it has failed for good");
+        let acked = producer.await_acks(&mut deliveries).await;
+        let failure = sent.and(acked).expect_err("it has failed for good");
         assert!(!deliveries.iter().any(Delivery::is_delivered));
 
         producer.replace_if_broken("orders", &failure).await;

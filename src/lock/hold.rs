@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
 use super::guard::{Ask, Hold, Lost, Released, Status};
-use super::lease::{Backoff, Lease, Moment, call_timeout};
+use super::lease::{Lease, Moment, call_timeout, retry_backoff};
 use super::metrics::{Metrics, Renewal};
 use super::script::{Acquisition, ReleaseCode, RenewCode};
 
@@ -76,7 +76,7 @@ pub(super) async fn keep(mut held: Held) {
 impl Held {
     /// Returns when a guard asks for the release, or (`None`) the last one was dropped.
     async fn renew_until_asked(&mut self) -> Result<Option<Ask>, Lost> {
-        let mut backoff = Backoff::within(self.acquisition.ttl);
+        let mut backoff = retry_backoff(self.acquisition.ttl);
         let mut due = self.lease.renew_at();
         loop {
             let wake = due.min(self.lease.deadline()).min(self.max_hold_at);
@@ -100,7 +100,7 @@ impl Held {
                 backoff.reset();
                 due = self.lease.renew_at();
             } else {
-                due = Instant::now() + backoff.pause(rand::random());
+                due = Instant::now() + backoff.next_pause();
             }
         }
     }
@@ -153,14 +153,14 @@ impl Held {
     async fn give_back(&mut self) -> Released {
         let lost = self.status.borrow().lost;
         let until = Instant::now() + (self.acquisition.ttl / 3).min(RELEASE_WITHIN);
-        let mut backoff = Backoff::within(self.acquisition.ttl);
+        let mut backoff = retry_backoff(self.acquisition.ttl);
         loop {
             let call = self.acquisition.release(&mut self.redis);
             let code = match timeout(call_timeout(self.acquisition.ttl), call).await {
                 Ok(Ok(code)) => code,
                 failed => {
                     let cause = failed.map_or_else(|_| "no answer".to_owned(), |answer| format!("{answer:?}"));
-                    let pause = backoff.pause(rand::random());
+                    let pause = backoff.next_pause();
                     if Instant::now() + pause < until {
                         sleep(pause).await;
                         continue;

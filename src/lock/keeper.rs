@@ -18,10 +18,11 @@ use tracing::{info, warn};
 
 use super::guard::Hold;
 use super::hold::{Held, keep};
-use super::lease::{Backoff, Lease, Moment, call_timeout};
+use super::lease::{Lease, Moment, call_timeout, waiting_backoff};
 use super::metrics::Metrics;
 use super::script::{AbortCode, AcquireCode, Acquisition};
 use super::{AcquireError, Error, Unavailable};
+use crate::backoff::Backoff;
 use crate::config;
 
 /// A connection on which data stays unacknowledged for so long is dead, and another one is made.
@@ -141,7 +142,7 @@ async fn attempt(
 ) -> Result<(i64, Lease), Failed> {
     let Request { acquisition, floor, wait_at_most, answer, .. } = request;
     let until = Instant::now() + *wait_at_most;
-    let mut backoff = Backoff::waiting();
+    let mut backoff = waiting_backoff();
     let mut unconfirmed = false;
     loop {
         let sent = Moment::now();
@@ -178,7 +179,7 @@ async fn attempt(
             let waited = matches!(error, AcquireError::Busy { .. }) && !wait_at_most.is_zero();
             return Err(Failed { error: if waited { AcquireError::TimedOut } else { error }, unconfirmed });
         }
-        let mut pause = backoff.pause(rand::random()).min(left);
+        let mut pause = backoff.next_pause().min(left);
         if let AcquireError::Busy { retry_after } = error {
             // Not to sleep through the moment in which it expires.
             pause = pause.min(retry_after + Duration::from_millis(2));
@@ -206,7 +207,7 @@ async fn give_up(acquisition: &Acquisition, redis: &mut ConnectionManager) {
             Ok(Ok(AbortCode::Removed)) => return info!(%name, "an acquisition that was given up had taken the lock"),
             Ok(Ok(AbortCode::Nothing)) => return,
             Ok(Err(error)) if !may_pass(&error) => return warn!(%name, %error, "an acquisition was not undone"),
-            Ok(Err(_)) | Err(_) => sleep(backoff.pause(rand::random())).await,
+            Ok(Err(_)) | Err(_) => sleep(backoff.next_pause()).await,
         }
     }
     warn!(%name, "an acquisition could not be undone; what it took, if anything, expires by itself");

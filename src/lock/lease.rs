@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::backoff::Backoff;
+
 /// No lease is shorter: the calls that keep it alive need some time themselves.
 pub const MIN_TTL: Duration = Duration::from_millis(200);
 /// A renewal that takes longer has failed, however long the lease is.
@@ -76,40 +78,15 @@ pub fn call_timeout(ttl: Duration) -> Duration {
     (ttl / 6).min(LONGEST_CALL)
 }
 
-/// Pauses that double up to a cap, each with jitter so that those who wait together do not come back together.
-#[derive(Clone, Debug)]
-pub struct Backoff {
-    first: Duration,
-    next: Duration,
-    cap: Duration,
+/// Pauses of a request that waits for somebody else to give the lock back.
+pub fn waiting_backoff() -> Backoff {
+    Backoff::new(Duration::from_millis(10), Duration::from_millis(200))
 }
 
-impl Backoff {
-    pub const fn new(first: Duration, cap: Duration) -> Self {
-        Self { first, next: first, cap }
-    }
-
-    /// For somebody else to give the lock back.
-    pub const fn waiting() -> Self {
-        Self::new(Duration::from_millis(10), Duration::from_millis(200))
-    }
-
-    /// For Redis to answer again, within a lease that is running out.
-    pub fn within(ttl: Duration) -> Self {
-        let cap = ttl / 12;
-        Self::new(Duration::from_millis(50).min(cap / 4), cap)
-    }
-
-    /// The next pause. `random` from 0 to 1 places it between half and all of its length.
-    pub fn pause(&mut self, random: f64) -> Duration {
-        let whole = self.next.min(self.cap);
-        self.next = whole.saturating_mul(2).min(self.cap);
-        whole.mul_f64(0.5 + 0.5 * random.clamp(0.0, 1.0))
-    }
-
-    pub fn reset(&mut self) {
-        self.next = self.first;
-    }
+/// Pauses of a call that Redis did not answer, within a lease that is running out.
+pub fn retry_backoff(ttl: Duration) -> Backoff {
+    let cap = ttl / 12;
+    Backoff::new(Duration::from_millis(50).min(cap / 4), cap)
 }
 
 #[cfg(test)]
@@ -157,29 +134,9 @@ mod tests {
     }
 
     #[test]
-    fn waits_double_up_to_the_cap_and_never_beyond() {
-        let mut backoff = Backoff::waiting();
-        let whole: Vec<_> = (0..8).map(|_| backoff.pause(1.0).as_millis()).collect();
-        assert_eq!(whole, [10, 20, 40, 80, 160, 200, 200, 200]);
-    }
-
-    #[test]
-    fn waits_are_spread_over_the_upper_half() {
-        let (mut early, mut late) = (Backoff::waiting(), Backoff::waiting());
-        for _ in 0..100 {
-            let (early, late) = (early.pause(0.0), late.pause(1.0));
-            assert_eq!(early * 2, late);
-        }
-        let mut backoff = Backoff::waiting();
-        for random in [-1.0, 7.0, f64::INFINITY] {
-            assert!(backoff.pause(random) <= Duration::from_millis(200));
-        }
-    }
-
-    #[test]
     fn the_tries_of_a_failing_renewal_fit_into_the_lease() {
         for ttl in [MIN_TTL, TTL, Duration::from_secs(600)] {
-            let mut backoff = Backoff::within(ttl);
+            let mut backoff = retry_backoff(ttl);
             let tries = (0..6).map(|_| backoff.pause(1.0) + call_timeout(ttl).min(ttl / 60)).sum::<Duration>();
             assert!(tries < ttl * 2 / 3, "{ttl:?}: {tries:?}");
         }

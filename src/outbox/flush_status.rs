@@ -1,8 +1,8 @@
 //! Whether a relay has published what it had read from a Redis process that is gone. A rebuild waits for that.
 //!
-//! A relay may hold orders in memory that its Redis has since lost. A rebuild must not begin before they are in Kafka. So
-//! every worker reports the run id of the Redis process that it reads from, once everything that it had read *before* is
-//! in Kafka.
+//! A relay may hold orders in memory that its Redis has since lost. A rebuild must not begin before they are in
+//! Kafka. So every worker reports the run id of the Redis process that it reads from, once everything that it had
+//! read *before* is in Kafka.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -7,7 +7,7 @@ crate::metrics! {
         pub published: IntCounter = "seckill_outbox_published_total",
         /// Orders sent to Kafka once more after a failed delivery.
         pub retried: IntCounter = "seckill_outbox_retried_total",
-        /// Entries that are no orders and went to the dead letters.
+        /// Entries that are not orders and went to the dead letters.
         pub dead_lettered: IntCounter = "seckill_outbox_dead_lettered_total",
         /// Entries taken over from a relay that went silent.
         pub claimed: IntCounter = "seckill_outbox_claimed_total",

@@ -5,9 +5,9 @@
 //! only after Kafka has confirmed its message, so each order arrives at least once, whatever dies and whenever; an
 //! outage of Kafka costs delay and nothing else. Any number of relays may share the streams.
 
-mod backoff;
 mod entry;
 mod flush_status;
+pub mod heartbeat;
 mod metrics;
 mod stream;
 mod worker;
@@ -22,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 use uuid::Uuid;
 
-pub(crate) use self::backoff::Backoff;
 pub use self::flush_status::RelayFlushStatus;
 pub use self::metrics::Metrics;
 pub use self::stream::{Acknowledged, Receipt};
@@ -31,10 +30,10 @@ use crate::config::Settings;
 use crate::domain::SaleId;
 use crate::kafka::Producer;
 
-/// How often the list of sales is looked at. The first order of a sale waits this long at most for its relay.
-const LOOK_AROUND: Duration = Duration::from_millis(200);
+/// How often the list of sales is read. The first order of a sale waits this long at most for its relay.
+const SALES_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The sales whose outboxes are to be relayed: every sale that was ever opened, as long as its keys may live.
+/// The sales whose outboxes are relayed: every sale that was ever opened, as long as its keys may live.
 pub type Sales = Arc<dyn Fn() -> Vec<SaleId> + Send + Sync>;
 
 /// The relay of all sales: one [`Worker`] each, over one Kafka producer.
@@ -44,13 +43,13 @@ pub struct Relay {
     producer: Producer,
     metrics: Metrics,
     flush_status: RelayFlushStatus,
-    /// New for every process: entries that another life of this relay read are taken over, not mixed up.
+    /// New for every process. The pending entries of a process that died are taken over like those of any other relay.
     consumer: String,
 }
 
 struct Running {
     stop: CancellationToken,
-    ended: tokio::task::AbortHandle,
+    task: tokio::task::AbortHandle,
 }
 
 impl Relay {
@@ -60,7 +59,7 @@ impl Relay {
         Ok(Self {
             settings: settings.clone(),
             sales,
-            producer: Producer::new(&settings.kafka).context("the Kafka producer cannot be made")?,
+            producer: Producer::new(&settings.kafka).context("the Kafka producer cannot be created")?,
             metrics: Metrics::registered(registry)?,
             flush_status: RelayFlushStatus::default(),
             consumer: format!("relay-{}", Uuid::new_v4()),
@@ -85,7 +84,7 @@ impl Relay {
         info!(consumer = self.consumer, "the relay runs");
         while !stop.is_cancelled() {
             self.match_workers(&mut workers, &mut running, &stop);
-            let _ = tokio::time::timeout(LOOK_AROUND, stop.cancelled()).await;
+            let _ = tokio::time::timeout(SALES_POLL_INTERVAL, stop.cancelled()).await;
             while let Some(ended) = workers.try_join_next() {
                 left += count(ended);
             }
@@ -97,8 +96,8 @@ impl Relay {
         left
     }
 
-    /// Starts a worker for every sale that has none (any more), and stops those of sales that are over, once their
-    /// outboxes are empty: a worker keeps an outbox from expiring, and whoever does that must also empty it.
+    /// Starts a worker for every sale that has none, and stops the workers of sales that are over once their outboxes
+    /// are empty. Not earlier: a worker keeps its outbox from expiring, so it must also empty it.
     fn match_workers(
         &self,
         workers: &mut JoinSet<usize>,
@@ -111,13 +110,13 @@ impl Relay {
             if !sales.contains(sale) && backlog == 0 {
                 worker.stop.cancel();
             }
-            !worker.ended.is_finished()
+            !worker.task.is_finished()
         });
         for sale in sales {
             if running.contains_key(&sale) {
                 continue;
             }
-            let made = Worker::new(
+            let worker = Worker::new(
                 &self.settings,
                 sale,
                 &self.consumer,
@@ -125,14 +124,14 @@ impl Relay {
                 self.metrics.clone(),
                 self.flush_status.clone(),
             );
-            match made {
+            match worker {
                 Ok(worker) => {
                     let stop = stop.child_token();
-                    let own = stop.clone();
-                    let ended = workers.spawn(async move { worker.run(&own).await });
-                    running.insert(sale, Running { stop, ended });
+                    let until = stop.clone();
+                    let task = workers.spawn(async move { worker.run(&until).await });
+                    running.insert(sale, Running { stop, task });
                 }
-                Err(error) => error!(%sale, %error, "no relay for this sale: the URL of Redis is not one"),
+                Err(error) => error!(%sale, %error, "no relay for this sale: the URL of Redis is invalid"),
             }
         }
     }

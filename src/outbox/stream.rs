@@ -1,8 +1,27 @@
-//! The Redis side of the relay: one sale's outbox stream, read through a consumer group.
+//! The Redis side of the relay: the outbox stream of one sale, read through a consumer group.
 //!
-//! The connection is this reader's own: `XREADGROUP … BLOCK` holds up everything that is sent behind it. After
-//! any error the connection is dropped and the next call makes a new one; what was asked when it broke may or may
-//! not have happened, and every command here is safe to repeat.
+//! A Redis stream is an append-only log. `XADD` appends an entry, a list of fields, under an id of milliseconds and a
+//! counter such as `1700000000123-0`; ids only grow. A consumer group lets several readers share a stream: Redis keeps
+//! for the group the last id that it has delivered and, per consumer name, the list of entries that were delivered and
+//! not yet acknowledged, the pending entries list (PEL). The commands that this file uses:
+//!
+//! - `XGROUP CREATE key group 0` makes the group and begins with the first entry (`$` would begin with the next one).
+//!   Where the group or the stream does not exist, the commands below fail with `NOGROUP`.
+//! - `XREADGROUP GROUP group consumer … STREAMS key >` delivers entries that no consumer of the group has read, and
+//!   puts them on the PEL of this consumer; `BLOCK` waits for the first one. With an id in the place of `>` it
+//!   answers the entries on this consumer's own PEL after that id: what it was working on when an answer was lost.
+//!   Such an entry comes without fields if it was deleted from the stream meanwhile.
+//! - `XAUTOCLAIM key group consumer idle cursor` goes through the PELs of all consumers, takes over the entries that
+//!   were delivered longer than `idle` ago, and answers the cursor for the next call. This is how the entries of a
+//!   dead relay find a new one: a PEL has no timeout of its own.
+//! - `XCLAIM` does the same for ids that are named. With an idle time of 0 on its own entries a relay restarts their
+//!   idle time, so that no other relay takes them; with `FORCE` it also claims entries that are on no PEL.
+//! - `XACK` takes an entry off the PEL, and leaves it in the stream. `XDEL` deletes it from the stream, and leaves it
+//!   on the PEL. `ack.lua` does both or neither.
+//!
+//! The connection is this reader's own: `XREADGROUP … BLOCK` holds up every command that is sent after it. After any
+//! error of the connection the next call makes a new one. A command whose answer was lost may have run, so every
+//! command here is safe to repeat.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -30,9 +49,9 @@ pub struct Receipt {
 /// What `ack.lua` did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Acknowledged {
-    /// Entries that were mine and are gone now.
+    /// Entries of these orders, removed now.
     pub removed: u64,
-    /// Entries that were gone before.
+    /// Entries that had been removed before.
     pub absent: u64,
     /// Entries of other orders under the same stream id, left alone.
     pub foreign: u64,
@@ -40,7 +59,7 @@ pub struct Acknowledged {
     pub backlog: u64,
 }
 
-/// An answer of a read of new entries.
+/// The answer to a read of new entries.
 pub(super) enum Read {
     Entries(Vec<Entry>),
     /// No purchase was made in this sale yet, or the stream is gone.
@@ -59,7 +78,8 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// `consumer` names this relay and no other, ever: two readers under one name would hide each other's entries.
+    /// `consumer` is a name that no other relay has or had: two readers under one name would share one list of pending
+    /// entries.
     pub(super) fn new(
         redis: &config::Redis,
         block: Duration,
@@ -68,12 +88,12 @@ impl Stream {
     ) -> Result<Self, RedisError> {
         let connecting = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(redis.connect_timeout()))
-            // An answer that is due after `block` is not late before `block` and the usual patience are over.
+            // A blocking read may take `block` before Redis answers.
             .set_response_timeout(Some(block + redis.response_timeout()));
         Ok(Self { client: Client::open(redis.url.expose_secret())?, connecting, connection: None, key, consumer })
     }
 
-    /// Makes the next command connect anew.
+    /// Makes the next command connect again.
     pub(super) fn reset(&mut self) {
         self.connection = None;
     }
@@ -87,7 +107,7 @@ impl Stream {
     }
 
     /// Drops the connection after an error that came from it rather than from the server behind it.
-    fn judge<T>(&mut self, answer: Result<T, RedisError>) -> Result<T, RedisError> {
+    fn drop_if_broken<T>(&mut self, answer: Result<T, RedisError>) -> Result<T, RedisError> {
         if answer.as_ref().is_err_and(|error| error.code().is_none()) {
             self.connection = None;
         }
@@ -96,14 +116,14 @@ impl Stream {
 
     async fn query<T: FromRedisValue>(&mut self, command: &Cmd) -> Result<T, RedisError> {
         let answer = command.query_async(self.connection().await?).await;
-        self.judge(answer)
+        self.drop_if_broken(answer)
     }
 
     fn read(&self, count: usize, from: &str, block: Option<Duration>) -> Cmd {
         let mut command = redis::cmd("XREADGROUP");
         command.arg("GROUP").arg(RELAY_GROUP).arg(&self.consumer).arg("COUNT").arg(count);
         if let Some(block) = block {
-            // 0 would mean for ever.
+            // 0 would mean without a limit.
             command.arg("BLOCK").arg(block.as_millis().max(1) as u64);
         }
         command.arg("STREAMS").arg(&self.key).arg(from);
@@ -136,8 +156,8 @@ impl Stream {
         }
     }
 
-    /// Whether the group exists now. From id 0, never `$`: the entries that are there already are orders too.
-    /// Without MKSTREAM: a stream that this relay made would have no time to live.
+    /// Makes the group; false if there is no stream. From id 0, never `$`: the entries that are there already are
+    /// orders too. Without MKSTREAM: a stream that this relay made would have no time to live.
     async fn create_group(&mut self) -> Result<bool, RedisError> {
         let mut command = redis::cmd("XGROUP");
         command.arg("CREATE").arg(&self.key).arg(RELAY_GROUP).arg("0");
@@ -150,7 +170,7 @@ impl Stream {
     }
 
     /// Takes over entries that another relay read at least `idle` ago, from `cursor` on. Answers the next cursor,
-    /// `0-0` at the end. Redis clears what was removed meanwhile by itself.
+    /// `0-0` at the end. Redis takes entries that were deleted meanwhile off the list of pending ones.
     pub(super) async fn claim(
         &mut self,
         idle: Duration,
@@ -167,12 +187,12 @@ impl Stream {
         }
     }
 
-    /// Takes over the oldest entries that the group has passed and that nobody holds: acknowledged and never
-    /// removed. No read would ever bring them up again, and the outbox would never be empty.
+    /// Takes over the oldest entries that were delivered and are pending nowhere: acknowledged, but not deleted. No
+    /// read would ever answer them again, and the outbox would never be empty.
     pub(super) async fn claim_orphans(&mut self, idle: Duration, count: usize) -> Result<Vec<Entry>, RedisError> {
-        let Some(passed) = self.last_delivered().await? else { return Ok(Vec::new()) };
+        let Some(last) = self.last_delivered().await? else { return Ok(Vec::new()) };
         let mut range = redis::cmd("XRANGE");
-        range.arg(&self.key).arg("-").arg(&passed).arg("COUNT").arg(count);
+        range.arg(&self.key).arg("-").arg(&last).arg("COUNT").arg(count);
         let oldest = entry::entries(self.query(&range).await?)?;
         if oldest.is_empty() {
             return Ok(Vec::new());
@@ -182,7 +202,7 @@ impl Stream {
         for entry in &oldest {
             claim.arg(&entry.id);
         }
-        // FORCE makes an unheld entry pending; one that a living relay holds stays with it because of `idle`.
+        // FORCE makes an entry pending that is not. One that is pending at a live relay stays there because of `idle`.
         claim.arg("FORCE");
         entry::entries(self.query(&claim).await?)
     }
@@ -204,8 +224,8 @@ impl Stream {
         last.map(redis::from_redis_value).transpose().map_err(RedisError::from)
     }
 
-    /// Tells other relays that this one still works on these entries.
-    pub(super) async fn keep<'a>(&mut self, ids: impl Iterator<Item = &'a str>) -> Result<(), RedisError> {
+    /// Restarts the idle time of these entries, so that no other relay takes them over.
+    pub(super) async fn renew_claims<'a>(&mut self, ids: impl Iterator<Item = &'a str>) -> Result<(), RedisError> {
         let mut command = redis::cmd("XCLAIM");
         command.arg(&self.key).arg(RELAY_GROUP).arg(&self.consumer).arg(0);
         for id in ids {
@@ -223,7 +243,7 @@ impl Stream {
             call.arg(&receipt.id).arg(&receipt.order);
         }
         let answer = call.run(self.connection().await?).await;
-        let (removed, absent, foreign, backlog) = self.judge(answer)?;
+        let (removed, absent, foreign, backlog) = self.drop_if_broken(answer)?;
         Ok(Acknowledged { removed, absent, foreign, backlog })
     }
 
@@ -238,7 +258,7 @@ impl Stream {
         let mut call = LEAVE.call(&[&self.key]);
         call.arg(RELAY_GROUP).arg(&self.consumer);
         let answer = call.run::<Value>(self.connection().await?).await;
-        self.judge(answer).map(drop)
+        self.drop_if_broken(answer).map(drop)
     }
 
     /// Entries in the stream, read or not.
@@ -246,8 +266,8 @@ impl Stream {
         self.query(redis::cmd("XLEN").arg(&self.key)).await
     }
 
-    /// Lets the stream live for `retention` from now on, unless it lives longer anyway.
-    pub(super) async fn outlive(&mut self, retention: Duration) -> Result<(), RedisError> {
+    /// Lets the stream expire after `retention` from now, unless it expires later anyway.
+    pub(super) async fn extend_ttl(&mut self, retention: Duration) -> Result<(), RedisError> {
         let mut command = redis::cmd("PEXPIRE");
         command.arg(&self.key).arg(retention.as_millis() as u64).arg("GT");
         self.query::<Value>(&command).await.map(drop)

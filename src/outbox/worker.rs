@@ -1,9 +1,9 @@
 //! The relay of one sale: from its outbox stream to Kafka, and out of the stream once Kafka has confirmed.
 //!
-//! A turn reads one batch and hands it to the producer while the batch before is being confirmed. What is read
-//! first: after a start or an error this relay's own pending entries, then now and then what a silent relay left,
-//! else new ones. An entry leaves the stream only after its delivery report, so a relay may die at any line: the
-//! price is that an order comes twice, never that it does not come.
+//! A turn reads one batch and hands it to the producer while Kafka confirms the batch before. After a start or an
+//! error the worker first reads its own pending entries again. Every `outbox.claim_after_ms` it takes over entries of
+//! a relay that has gone silent. Otherwise it reads new entries. An entry leaves the stream only after its delivery
+//! report. So a relay that dies at any line may publish an order twice, but loses none.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,23 +15,34 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use super::backoff::Backoff;
 use super::entry::Entry;
 use super::flush_status::RelayFlushStatus;
 use super::metrics::Metrics;
 use super::stream::{Read, Receipt, Stream};
+use crate::backoff::Backoff;
 use crate::config::Settings;
 use crate::domain::SaleId;
-use crate::kafka::{Condition, Delivery, Producer, Record, message};
+use crate::kafka::{Delivery, Producer, Record, message};
 use crate::stock::keys;
+use crate::telemetry::Outage;
 
 /// First and longest wait after a failed delivery or a failed Redis command.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// Longest wait for a stream that no purchase has made yet, as long as the first one then waits to be seen.
-const STREAM_PATIENCE: Duration = Duration::from_millis(200);
+/// Longest pause between two checks for a stream that no purchase has made yet. The first order waits that long.
+const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 type Batch = Vec<Delivery<Receipt>>;
+
+/// Where to read this relay's own pending entries.
+enum Resume {
+    /// From the first one. Until then it is not known of which Redis process everything is published.
+    FromStart,
+    /// After the entry with this id.
+    After(String),
+    /// All of them are read.
+    Done,
+}
 
 /// The relay of one sale.
 pub struct Worker {
@@ -48,17 +59,16 @@ pub struct Worker {
     metrics: Metrics,
     flush_status: RelayFlushStatus,
     /// Handed to Kafka, oldest first. At most two batches.
-    under_way: VecDeque<Batch>,
+    in_flight: VecDeque<Batch>,
     /// Confirmed by Kafka, still in the stream.
     confirmed: Vec<Receipt>,
-    /// Where to go on reading what was read before; `None` when that is done.
-    own: Option<String>,
+    resume: Resume,
     claim_at: Instant,
     claim_from: String,
     measure_at: Instant,
-    condition: Condition,
-    /// The state of the Redis side, for its one log line.
-    redis: Backoff,
+    kafka_outage: Outage,
+    redis_outage: Outage,
+    redis_backoff: Backoff,
 }
 
 impl Worker {
@@ -90,30 +100,31 @@ impl Worker {
             producer,
             metrics,
             flush_status,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             confirmed: Vec::new(),
-            own: Some("0".to_owned()),
+            resume: Resume::FromStart,
             claim_at: now,
             claim_from: "0-0".to_owned(),
             measure_at: now,
-            condition: Condition::default(),
-            redis: Backoff::new(RETRY.0, RETRY.1),
+            kafka_outage: Outage::default(),
+            redis_outage: Outage::default(),
+            redis_backoff: Backoff::new(RETRY.0, RETRY.1),
         })
     }
 
-    /// Relays until `stop`, then waits for the reports of what is under way (at most the delivery timeout) and
-    /// removes what they confirm. Answers how many entries it leaves read and unconfirmed: they stay in the
-    /// stream, and another relay, or this one's successor, takes them over.
+    /// Relays until `stop`, then waits for the reports of what is in flight (at most the delivery timeout) and
+    /// removes what they confirm. Answers how many entries are read and unconfirmed: they stay in the stream until
+    /// another relay takes them over.
     pub async fn run(mut self, stop: &CancellationToken) -> usize {
         while !stop.is_cancelled() {
             let turn = self.turn(stop).await;
             self.recover(turn, stop).await;
         }
         if let Err(error) = self.settle_all(stop).await {
-            warn!(sale = %self.sale, %error, "the outbox cannot be reached at the stop");
+            warn!(sale = %self.sale, %error, "the outbox cannot be reached while the relay stops");
         }
         self.flush_status.leave(self.sale);
-        let left = self.confirmed.len() + self.under_way.iter().map(Vec::len).sum::<usize>();
+        let left = self.confirmed.len() + self.in_flight.iter().map(Vec::len).sum::<usize>();
         if left > 0 {
             warn!(sale = %self.sale, left, "entries left in the outbox for another relay");
             self.metrics.left.inc_by(left as u64);
@@ -146,9 +157,9 @@ impl Worker {
         let entries = self.next_entries(stop).await?;
         if !entries.is_empty() {
             let batch = entries.into_iter().map(|entry| self.delivery(entry)).collect::<Vec<_>>();
-            self.under_way.push_back(batch);
-            self.send(self.under_way.len() - 1).await;
-            if self.under_way.len() == 1 {
+            self.in_flight.push_back(batch);
+            self.send(self.in_flight.len() - 1).await;
+            if self.in_flight.len() == 1 {
                 // Nothing to confirm yet: read on while Kafka works.
                 return Ok(());
             }
@@ -158,14 +169,15 @@ impl Worker {
 
     /// The next batch to publish; empty when there is none within the time that a read may wait.
     async fn next_entries(&mut self, stop: &CancellationToken) -> Result<Vec<Entry>, RedisError> {
-        if self.own.is_some() || self.claim_at <= Instant::now() {
-            // What is under way is pending too: reading it again would publish it twice.
+        if !matches!(self.resume, Resume::Done) || self.claim_at <= Instant::now() {
+            // Entries in flight are pending too: reading them again would publish them twice.
             self.settle_all(stop).await?;
             if stop.is_cancelled() {
                 return Ok(Vec::new());
             }
-            if self.own.as_deref() == Some("0") {
-                // All that was read before this connection is in Kafka now; from here on only its process is read.
+            if matches!(self.resume, Resume::FromStart) {
+                // Everything that was read before this connection is in Kafka now. From here on the worker reads only
+                // from the Redis process of this connection.
                 self.flush_status.report(self.sale, self.stream.run_id().await?);
             }
             let entries = self.read_again().await?;
@@ -173,24 +185,28 @@ impl Worker {
                 return Ok(entries);
             }
         }
-        let block = self.under_way.is_empty().then_some(self.block);
+        let block = self.in_flight.is_empty().then_some(self.block);
         match self.stream.read_new(self.count, block).await? {
             Read::Entries(entries) => Ok(entries),
             Read::NoStream => {
-                let _ = timeout(self.block.min(STREAM_PATIENCE), stop.cancelled()).await;
+                let _ = timeout(self.block.min(STREAM_POLL_INTERVAL), stop.cancelled()).await;
                 Ok(Vec::new())
             }
         }
     }
 
-    /// Entries that were read before, by this relay or by a silent one.
+    /// Entries that were read before, by this relay or by one that has gone silent.
     async fn read_again(&mut self) -> Result<Vec<Entry>, RedisError> {
-        while let Some(cursor) = self.own.take() {
-            let entries = self.stream.read_own(self.count, &cursor).await?;
-            let Some(last) = entries.last() else { break };
-            self.own = Some(last.id.clone());
+        loop {
+            let cursor = match &self.resume {
+                Resume::FromStart => "0",
+                Resume::After(id) => id.as_str(),
+                Resume::Done => break,
+            };
+            let entries = self.stream.read_own(self.count, cursor).await?;
+            self.resume = entries.last().map_or(Resume::Done, |last| Resume::After(last.id.clone()));
             let (gone, here): (Vec<_>, Vec<_>) = entries.into_iter().partition(|entry| entry.fields.is_none());
-            // Pending without a body: somebody removed the entry. `ack.lua` finds it absent and ends the matter.
+            // Pending without fields: somebody removed the entry. `ack.lua` takes it off the list of pending entries.
             self.confirmed.extend(gone.into_iter().map(|entry| Receipt { id: entry.id, order: Vec::new() }));
             self.remove_confirmed().await?;
             if !here.is_empty() {
@@ -227,7 +243,12 @@ impl Worker {
                 headers: Vec::new(),
             },
             Err(reason) => {
-                error!(sale = %self.sale, entry = entry.id, %reason, "an outbox entry is no order: to the dead letters");
+                error!(
+                    sale = %self.sale,
+                    entry = entry.id,
+                    %reason,
+                    "an outbox entry is not an order; it goes to the dead letters"
+                );
                 Record {
                     topic: Arc::clone(&self.dead_letters),
                     key: entry.id.clone().into_bytes(),
@@ -239,52 +260,54 @@ impl Worker {
         Delivery::new(record, Receipt { id: entry.id, order })
     }
 
-    /// Hands what is here of a batch to the producer.
+    /// Hands the pending records of a batch to the producer.
     async fn send(&mut self, at: usize) {
-        if let Err(error) = self.producer.send(&mut self.under_way[at]).await {
+        if let Err(error) = self.producer.send(&mut self.in_flight[at]).await {
             self.failed(&error).await;
         }
     }
 
     async fn failed(&mut self, error: &KafkaError) {
         debug!(sale = %self.sale, %error, "a delivery failed");
-        self.condition.failed(error);
+        self.kafka_outage.failed(error, |error| {
+            warn!(%error, "Kafka does not confirm orders; they wait and are sent again: check the brokers and topics");
+        });
         self.producer.replace_if_broken(&self.topic, error).await;
     }
 
     async fn settle_all(&mut self, stop: &CancellationToken) -> Result<(), RedisError> {
-        while !self.under_way.is_empty() {
+        while !self.in_flight.is_empty() {
             self.settle_oldest(stop).await?;
-            if stop.is_cancelled() && self.under_way.iter().any(|batch| !batch.is_empty()) {
-                // Unconfirmed after their time: the stream keeps them.
+            if stop.is_cancelled() && self.in_flight.iter().any(|batch| !batch.is_empty()) {
+                // Kafka has not confirmed them within the delivery timeout: they stay in the stream.
                 return self.settle_rest_once().await;
             }
         }
         self.remove_confirmed().await
     }
 
-    /// Waits until Kafka has confirmed the oldest batch, for ever: a record that failed is sent again from memory.
-    /// Only `stop` ends that, and leaves the unconfirmed ones in the batch.
+    /// Waits without a limit until Kafka has confirmed the oldest batch. A record that failed is sent again from
+    /// memory. Only `stop` ends the wait; unconfirmed records stay in the batch then.
     async fn settle_oldest(&mut self, stop: &CancellationToken) -> Result<(), RedisError> {
         let mut backoff = Backoff::new(RETRY.0, RETRY.1);
-        while let Some(batch) = self.under_way.front_mut() {
-            let waiting = self.producer.await_acks(batch);
-            let Ok(reports) = timeout(self.claim_after / 2, waiting).await else {
-                self.keep_hold().await;
+        while let Some(batch) = self.in_flight.front_mut() {
+            let acks = self.producer.await_acks(batch);
+            let Ok(acks) = timeout(self.claim_after / 2, acks).await else {
+                self.renew_claims().await;
                 continue;
             };
             self.collect(0);
             self.remove_confirmed().await?;
-            let unconfirmed = self.under_way[0].len();
+            let unconfirmed = self.in_flight[0].len();
             if unconfirmed == 0 {
-                self.condition.succeeded();
-                self.under_way.pop_front();
+                self.kafka_outage.recovered(|| info!("Kafka confirms orders again"));
+                self.in_flight.pop_front();
                 break;
             }
-            if let Err(error) = reports {
+            if let Err(error) = acks {
                 self.failed(&error).await;
             }
-            if timeout(backoff.next(), stop.cancelled()).await.is_ok() {
+            if timeout(backoff.next_pause(), stop.cancelled()).await.is_ok() {
                 break;
             }
             self.metrics.retried.inc_by(unconfirmed as u64);
@@ -293,10 +316,10 @@ impl Worker {
         Ok(())
     }
 
-    /// After a stop: one last look at every batch, no new tries.
+    /// After a stop: waits once more for every batch, and sends nothing again.
     async fn settle_rest_once(&mut self) -> Result<(), RedisError> {
-        for at in 0..self.under_way.len() {
-            let _ = self.producer.await_acks(&mut self.under_way[at]).await;
+        for at in 0..self.in_flight.len() {
+            let _ = self.producer.await_acks(&mut self.in_flight[at]).await;
             self.collect(at);
         }
         self.remove_confirmed().await
@@ -305,8 +328,8 @@ impl Worker {
     /// Takes the confirmed records out of a batch.
     fn collect(&mut self, at: usize) {
         let (delivered, rest): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.under_way[at]).into_iter().partition(Delivery::is_delivered);
-        self.under_way[at] = rest;
+            std::mem::take(&mut self.in_flight[at]).into_iter().partition(Delivery::is_delivered);
+        self.in_flight[at] = rest;
         let dead = delivered.iter().filter(|delivery| *delivery.topic() == self.dead_letters).count();
         self.metrics.dead_lettered.inc_by(dead as u64);
         self.metrics.published.inc_by((delivered.len() - dead) as u64);
@@ -321,20 +344,21 @@ impl Worker {
         let done = self.stream.acknowledge(&self.confirmed).await?;
         timer.observe_duration();
         if done.foreign > 0 {
-            warn!(sale = %self.sale, entries = done.foreign, "stream ids came back for other orders; those are left alone");
+            let (sale, entries) = (self.sale, done.foreign);
+            warn!(%sale, entries, "confirmed stream ids belong to other orders now; those are left alone");
         }
         self.confirmed.clear();
         self.show_backlog(done.backlog);
         Ok(())
     }
 
-    /// While Kafka takes its time: shows the backlog, and that this relay is alive, so that no other one takes
-    /// its entries and publishes them a second time. Failing at that is harmless.
-    async fn keep_hold(&mut self) {
-        for batch in &self.under_way {
+    /// While Kafka is slow: measures the backlog and renews the claims on the entries, so that no other relay takes
+    /// them over and publishes them a second time. A failure is harmless.
+    async fn renew_claims(&mut self) {
+        for batch in &self.in_flight {
             let ids = batch.iter().map(|delivery| delivery.context.id.as_str());
-            if let Err(error) = self.stream.keep(ids).await {
-                debug!(sale = %self.sale, %error, "cannot show that this relay is alive");
+            if let Err(error) = self.stream.renew_claims(ids).await {
+                debug!(sale = %self.sale, %error, "the claims on pending entries cannot be renewed");
                 // The next connection may be to another process.
                 self.start_over();
                 return;
@@ -345,13 +369,13 @@ impl Worker {
         }
     }
 
-    /// Looks at the length of the outbox, once a second at most.
+    /// Reads the length of the outbox, once a second at most.
     async fn measure(&mut self) -> Result<(), RedisError> {
         if self.measure_at <= Instant::now() {
             let backlog = self.stream.length().await?;
             if backlog > 0 {
-                // Orders outlive the sale's other keys: a long outage must not let them expire unsent.
-                self.stream.outlive(self.retention).await?;
+                // The other keys of the sale may expire, but not orders that wait through a long outage.
+                self.stream.extend_ttl(self.retention).await?;
             }
             self.show_backlog(backlog);
         }
@@ -363,29 +387,28 @@ impl Worker {
         self.measure_at = Instant::now() + Duration::from_secs(1);
     }
 
-    /// Says once what is wrong, waits a little, and arranges for a fresh start.
+    /// After a failed turn: waits, and starts over.
     async fn recover(&mut self, turn: Result<(), RedisError>, stop: &CancellationToken) {
         let Err(error) = turn else {
-            if self.redis.is_failing() {
-                info!(sale = %self.sale, "the outbox can be read again");
-                self.redis.reset();
-            }
+            self.redis_outage.recovered(|| info!(sale = %self.sale, "the outbox can be read again"));
+            self.redis_backoff.reset();
             return;
         };
         self.metrics.redis_errors.inc();
         self.start_over();
-        if !self.redis.is_failing() {
+        self.redis_outage.failed(&error, |error| {
             warn!(sale = %self.sale, %error, "the outbox cannot be read; orders wait in it: check Redis");
-        }
+        });
         tokio::select! {
             () = stop.cancelled() => {}
-            () = sleep(self.redis.next()) => {}
+            () = sleep(self.redis_backoff.next_pause()) => {}
         }
     }
 
-    /// After an error: a new connection, and first of all what was read and perhaps never arrived here.
+    /// After an error: the next command connects again, and pending entries are read again from the first one. Their
+    /// answer may have been lost with the connection.
     fn start_over(&mut self) {
         self.stream.reset();
-        self.own = Some("0".to_owned());
+        self.resume = Resume::FromStart;
     }
 }

@@ -37,9 +37,9 @@ impl Auditor {
         };
         let mut deliveries: Vec<_> = messages.iter().map(delivery).collect();
         let sent = self.producer.send(&mut deliveries).await;
-        let reported = self.producer.await_acks(&mut deliveries).await;
+        let acked = self.producer.await_acks(&mut deliveries).await;
         // What failed still has its claim, and is found again by the next run.
-        if let Err(error) = sent.and(reported) {
+        if let Err(error) = sent.and(acked) {
             self.producer.replace_if_broken(&self.kafka.topic, &error).await;
             return Err(Error::Kafka(error.into()));
         }

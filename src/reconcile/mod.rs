@@ -9,8 +9,6 @@ mod claims;
 
 mod figures;
 
-pub mod heartbeat;
-
 mod inspection;
 
 pub mod opening;

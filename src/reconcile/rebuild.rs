@@ -10,11 +10,12 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::rounds::Seat;
-use super::{Auditor, Error, heartbeat};
+use super::{Auditor, Error};
 use crate::domain::{OrderId, Sale, SaleId, UserId};
 use crate::kafka;
 use crate::ledger::{Warm, WarmRequest};
 use crate::lock::Fence;
+use crate::outbox::heartbeat;
 use crate::stock::codec::{encode_claim, encode_request};
 use crate::stock::script::WarmCode;
 use crate::stock::{Frozen, OnSale, RunId, WarmPart};

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{Auditor, Error};
+use crate::backoff::Backoff;
 use crate::domain::{SaleId, SaleState};
-use crate::outbox::Backoff;
 
 /// The first pause after a run that failed; each one after it is twice as long, up to the usual one.
 const SOON: Duration = Duration::from_millis(50);
@@ -51,7 +51,7 @@ impl Auditor {
                     Some(ended) = looks.join_next() => {
                         rounds.end(ended);
                         if !hurried && !rounds.troubled.is_empty() {
-                            due = due.min(Instant::now() + rounds.soon.next());
+                            due = due.min(Instant::now() + rounds.soon.next_pause());
                             hurried = true;
                         }
                     }
