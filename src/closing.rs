@@ -8,25 +8,24 @@
 //! unit is not sold again until somebody repeats the release, which asking for the same closing also does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::domain::{Order, OrderId, OrderStatus};
 use crate::ledger::{self, Ledger, Moved, to_the_end};
 use crate::stock::Stock;
 use crate::stock::script::ReleaseCode;
+use crate::telemetry::Outage;
 
 /// Closes orders. Clones share what they have said in the log.
 #[derive(Clone)]
 pub struct Closing {
     ledger: Ledger,
     stock: Stock,
-    /// Whether Redis could not be told the last time.
-    behind: Arc<AtomicBool>,
+    outage: Arc<Outage>,
 }
 
 impl Closing {
     pub fn new(ledger: Ledger, stock: Stock) -> Self {
-        Self { ledger, stock, behind: Arc::default() }
+        Self { ledger, stock, outage: Arc::default() }
     }
 
     /// Ends an unpaid order as `cancelled` or `expired`, and gives its units back. Harmless to repeat.
@@ -57,13 +56,12 @@ impl Closing {
                 tracing::error!(order = %order.id, sale = %order.sale, "a release would exceed the total: not done");
             }
             Ok(ReleaseCode::Released | ReleaseCode::NotHeld | ReleaseCode::Cold) => {
-                self.behind.store(false, Ordering::Relaxed);
+                self.outage.recovered(|| tracing::info!("Redis is told of closed orders again"));
             }
             Err(error) => {
-                // Once for an outage, not once for each order of it.
-                if !self.behind.swap(true, Ordering::Relaxed) {
+                self.outage.failed(&error, |error| {
                     tracing::warn!(order = %order.id, %error, "an order is closed and Redis could not be told");
-                }
+                });
             }
         }
     }

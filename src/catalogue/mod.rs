@@ -14,7 +14,6 @@ mod sales;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -26,6 +25,7 @@ pub(crate) use sales::read;
 pub use sales::{NewSale, SaleChange};
 
 use crate::domain::{Sale, SaleId, UserId};
+use crate::telemetry::Outage;
 
 /// A handle on the catalogue; clones share one copy.
 #[derive(Clone)]
@@ -41,8 +41,7 @@ struct Shared {
     /// One refresh at a time, or a slow old read would overwrite a newer one.
     refreshing: Mutex<()>,
     refresh: Notify,
-    /// Whether the last round of the poller failed.
-    stale: AtomicBool,
+    outage: Outage,
 }
 
 /// What a node knows, replaced as a whole.
@@ -66,7 +65,7 @@ impl Catalogue {
             snapshot: ArcSwap::default(),
             refreshing: Mutex::default(),
             refresh: Notify::new(),
-            stale: AtomicBool::new(false),
+            outage: Outage::default(),
         };
         let catalogue = Self { shared: Arc::new(shared) };
         catalogue.refresh().await?;

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -69,19 +68,15 @@ impl Catalogue {
 
     /// One round of `run`: refreshes, and says so when that begins to fail or to succeed again.
     pub async fn run_once(&self) {
+        let outage = &self.shared.outage;
         let fault = match tokio::time::timeout(REFRESH_TIMEOUT, self.refresh()).await {
-            Ok(Ok(())) => None,
-            Ok(Err(fault)) => Some(fault.to_string()),
-            Err(_) => Some(format!("no answer within {REFRESH_TIMEOUT:?}")),
+            Ok(Ok(())) => return outage.recovered(|| info!("the catalogue is fresh again")),
+            Ok(Err(fault)) => fault.to_string(),
+            Err(_) => format!("no answer within {REFRESH_TIMEOUT:?}"),
         };
-        let was_stale = self.shared.stale.swap(fault.is_some(), Ordering::Relaxed);
-        match fault {
-            Some(fault) if !was_stale => {
-                warn!(fault, "the catalogue is not refreshed; going on with the old copy: check PostgreSQL")
-            }
-            None if was_stale => info!("the catalogue is fresh again"),
-            _ => {}
-        }
+        outage.failed(fault.as_str(), |fault| {
+            warn!(fault, "the catalogue is not refreshed; going on with the old copy: check PostgreSQL");
+        });
     }
 
     /// A change made through this node is seen on it at once. The change is made, whether or not it can be read

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Answer, MAX_BATCH, Reachability, Stock};
 use crate::domain::{Purchase, SaleId};
+use crate::telemetry::Outage;
 
 /// Purchases that may wait for one sale on one node. Beyond it Redis is slower than the demand by seconds, and
 /// an honest "try again" is better than a place in a queue that will time out.
@@ -44,7 +45,7 @@ impl Batcher {
 
 async fn run(stock: Stock, sale: SaleId, mut queue: mpsc::Receiver<Waiting>) {
     let mut gathered: Vec<Waiting> = Vec::with_capacity(MAX_BATCH);
-    let mut failing = false;
+    let outage = Outage::default();
     while queue.recv_many(&mut gathered, MAX_BATCH).await > 0 {
         // A buyer who hung up while waiting gets no order: nothing was sent for it.
         gathered.retain(|waiting| !waiting.answer.is_closed());
@@ -54,9 +55,7 @@ async fn run(stock: Stock, sale: SaleId, mut queue: mpsc::Receiver<Waiting>) {
         let (batch, answers): (Vec<_>, Vec<_>) = gathered.drain(..).map(|w| (w.purchase, w.answer)).unzip();
         match stock.purchase_batch(sale, &batch).await {
             Ok(answered) => {
-                if std::mem::take(&mut failing) {
-                    tracing::info!(%sale, "purchases are answered again");
-                }
+                outage.recovered(|| tracing::info!(%sale, "purchases are answered again"));
                 for (answer, outcome) in answers.into_iter().zip(answered.outcomes) {
                     // A buyer who has gone away is no error: the order stands, and can be asked for.
                     let _ =
@@ -65,10 +64,9 @@ async fn run(stock: Stock, sale: SaleId, mut queue: mpsc::Receiver<Waiting>) {
             }
             Err(error) => {
                 let certain = error.wrote_nothing();
-                // Once for each outage: a line for each batch would be one for each buyer.
-                if !std::mem::replace(&mut failing, true) {
+                outage.failed(&error, |error| {
                     tracing::warn!(%sale, certain, %error, "no answer to a batch of purchases: check Redis");
-                }
+                });
                 tracing::debug!(%sale, purchases = batch.len(), certain, %error, "no answer");
                 for (answer, purchase) in answers.into_iter().zip(batch) {
                     let unanswered = if certain {
