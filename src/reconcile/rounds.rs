@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Auditor, Error};
 use crate::backoff::Backoff;
 use crate::domain::{SaleId, SaleState};
+use crate::telemetry::Outage;
 
 /// The first pause after a run that failed; each one after it is twice as long, up to the usual one.
 const SOON: Duration = Duration::from_millis(50);
@@ -84,7 +85,7 @@ struct Rounds {
     busy: HashSet<SaleId>,
     deep_at: HashMap<SaleId, Instant>,
     deep_every: Duration,
-    troubled: HashMap<SaleId, String>,
+    troubled: HashMap<SaleId, Outage>,
     /// What is in trouble is looked at sooner. After a restart of Redis the first call over each connection fails, and
     /// a sale stands still meanwhile.
     soon: Backoff,
@@ -121,20 +122,18 @@ impl Rounds {
         self.tell_once(sale, outcome.err());
     }
 
-    /// One line when a sale gets into trouble or into another one, one when it is over.
+    /// Logs when a sale begins to fail, when it fails for a new reason, and when that is over.
     fn tell_once(&mut self, sale: SaleId, error: Option<Error>) {
-        match error.map(|error| error.to_string()) {
-            Some(trouble) if self.troubled.get(&sale) != Some(&trouble) => {
-                tracing::warn!(%sale, trouble, "the auditor cannot do its work on this sale now; it goes on trying");
-                self.troubled.insert(sale, trouble);
-                self.soon.reset();
+        let Some(error) = error else {
+            if let Some(outage) = self.troubled.remove(&sale) {
+                outage.recovered(|| tracing::info!(%sale, "the auditor can work on this sale again"));
             }
-            Some(_) => {}
-            None if self.troubled.remove(&sale).is_some() => {
-                tracing::info!(%sale, "the auditor can work on this sale again");
-            }
-            None => {}
-        }
+            return;
+        };
+        self.troubled.entry(sale).or_default().failed(error.to_string().as_str(), |trouble| {
+            tracing::warn!(%sale, trouble, "the auditor cannot do its work on this sale now; it goes on trying");
+            self.soon.reset();
+        });
     }
 }
 
