@@ -11,7 +11,7 @@ use tracing::info;
 
 use crate::config;
 
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Makes the topics that are not there yet. One that is there keeps its partitions: changing their number would
 /// send a buyer's next order to another partition than the last.
@@ -23,7 +23,7 @@ pub async fn ensure(kafka: &config::Kafka) -> anyhow::Result<()> {
         ClientConfig::new().set("bootstrap.servers", &kafka.brokers).create().context("the Kafka settings")?;
     let topics = [&kafka.topic, &kafka.dead_letter_topic]
         .map(|t| NewTopic::new(t, kafka.partitions, TopicReplication::Fixed(kafka.replication)));
-    let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
+    let options = AdminOptions::new().operation_timeout(Some(TIMEOUT)).request_timeout(Some(TIMEOUT));
     let answers = admin.create_topics(&topics, &options).await.context("the topics cannot be made")?;
     for answer in answers {
         match answer {

@@ -34,7 +34,7 @@ async fn an_outbox_with_orders_in_it_does_not_expire_while_kafka_is_away() {
 #[tokio::test]
 async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
     let (own, mut settings) = settings_with_own("relay_outage", Options::none().kafka()).await;
-    // So short that every record fails at least once: it is the relay that does not give up.
+    // So short that every record fails at least once: the relay tries again.
     settings.kafka.delivery_timeout_ms = 1000;
     let mut redis = redis(&settings).await;
     let sales = [sale(1), sale(2)];
@@ -57,7 +57,7 @@ async fn kafka_down_for_seconds_delays_orders_and_drops_none() {
     assert_eq!(copies(&settings).await.into_keys().collect::<BTreeSet<_>>(), expected);
 }
 
-/// Known failure: a stop with the broker down and letters unflushed.
+/// Known failure: a stop with the broker down and records unflushed.
 #[tokio::test]
 async fn a_stop_without_kafka_ends_in_time_and_leaves_every_entry_in_the_stream() {
     let mut settings = cut_off(&settings("relay_stop_no_kafka").await);
@@ -126,7 +126,7 @@ async fn a_full_producer_queue_does_not_stall_the_runtime() {
     });
     let until = stop.clone();
     let running = tokio::spawn(async move { worker.run(&until).await });
-    wait_until("letters failed and were sent again", SOON, || {
+    wait_until("records failed and were sent again", SOON, || {
         let retried = metrics.retried.get();
         async move { retried > 0 }
     })
@@ -159,9 +159,9 @@ async fn the_outbox_of_a_sale_that_is_over_is_emptied_before_its_relay_leaves_it
     };
     wait_until("the relay knows what waits", SOON, || async { backlog() > 0.0 }).await;
     sales.lock().unwrap().clear();
-    // Several looks at the list of sales, each of which would have ended the worker.
+    // Long enough to read the list of sales several times, each of which would have ended the worker.
     let start = Instant::now();
-    wait_until("the relay looks around", SOON, || async { start.elapsed() > Duration::from_secs(2) }).await;
+    wait_until("the relay has read the list of sales several times", SOON, || async { start.elapsed() > Duration::from_secs(2) }).await;
     own.kafka().restart().await.unwrap();
     until_empty(&redis, sale(1)).await;
     stop.cancel();

@@ -1,4 +1,4 @@
-//! What the tests of the relay and of the consumer share: orders, outboxes, and a look into topics.
+//! What the tests of the relay and of the consumer share: orders, outboxes, and the content of topics.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
