@@ -161,7 +161,10 @@ async fn the_outbox_of_a_sale_that_is_over_is_emptied_before_its_relay_leaves_it
     sales.lock().unwrap().clear();
     // Long enough to read the list of sales several times, each of which would have ended the worker.
     let start = Instant::now();
-    wait_until("the relay has read the list of sales several times", SOON, || async { start.elapsed() > Duration::from_secs(2) }).await;
+    wait_until("the relay has read the list of sales several times", SOON, || async {
+        start.elapsed() > Duration::from_secs(2)
+    })
+    .await;
     own.kafka().restart().await.unwrap();
     until_empty(&redis, sale(1)).await;
     stop.cancel();
