@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use super::{postgres, tree};
+use super::{leftovers, tree};
 
 const PREFIX: &str = "seckill-sandbox-";
 const LOCK: &str = "owner.lock";
@@ -21,8 +21,8 @@ const CHILDREN: &str = "children";
 /// A folder without a lock file is being made or being removed; older than this, whoever was at it died there.
 const UNFINISHED: Duration = Duration::from_secs(60);
 
-/// How long a survivor may take to end in its own way.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+/// How long a survivor may take to end before it is killed.
+const GRACE_PERIOD: Duration = Duration::from_secs(3);
 
 /// An own folder. Removed when dropped.
 #[derive(Debug)]
@@ -103,13 +103,13 @@ fn kill_survivors(path: &Path) {
         tree::resume(pid);
     }
     let start = Instant::now();
-    while !survivors().is_empty() && start.elapsed() < LAST_WORDS {
+    while !survivors().is_empty() && start.elapsed() < GRACE_PERIOD {
         std::thread::sleep(Duration::from_millis(20));
     }
     for pid in survivors() {
         tree::kill(pid);
     }
-    postgres::remove_shared_memory(&path.join(postgres::NAME));
+    leftovers::remove_shared_memory(&path.join(leftovers::POSTGRES_FOLDER));
 }
 
 /// The process of a line of the list, if it is still the one that was noted.

@@ -16,11 +16,11 @@ use rustix::process::Signal;
 
 use super::folder::Folder;
 use super::mock::Mock;
-use super::server::{Manners, Server, in_path, is_file, local, not_owned};
+use super::server::{Server, StopSignals, in_path, is_file, local, not_owned};
 use super::{Proxy, ports};
 
 const NAME: &str = "kafka";
-const MANNERS: Manners = Manners { stop: Signal::TERM, end: Signal::KILL };
+const STOP_SIGNALS: StopSignals = StopSignals { stop: Signal::TERM, end: Signal::KILL };
 /// The folder in the user's cache into which `make setup` puts Kafka.
 const CACHE: &str = "seckill/kafka-4.1.0/libs";
 /// Set in the pipeline: there the built-in broker is an error, not a fallback.
@@ -62,8 +62,8 @@ impl Kafka {
         let proxy = Proxy::start(local(behind_proxy))?;
         let home = folder.path().join(NAME);
         let properties = prepare(&home, port, behind_proxy, proxy.port(), controller)?;
-        let recipe = move || installation.command(&home, &properties);
-        let server = Server::new(NAME, folder, port, proxy, MANNERS, recipe);
+        let command_factory = move || installation.command(&home, &properties);
+        let server = Server::new(NAME, folder, port, proxy, STOP_SIGNALS, command_factory);
         let kafka = Self { brokers: format!("127.0.0.1:{port}"), kind: Kind::Apache(server) };
         kafka.restart().await?;
         Ok(kafka)

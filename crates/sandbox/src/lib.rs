@@ -1,12 +1,12 @@
 //! Private servers on one machine, with nothing running beforehand: Redis, PostgreSQL and Kafka as child processes on
 //! free loopback ports in a temporary folder.
 //!
-//! Comes in: which servers are wanted. Decided: how each is run so that it keeps what it acknowledged. Guaranteed:
-//! servers are the real ones; each can be killed, paused, restarted on its data and cut off; nothing of it outlives this
-//! program.
+//! The servers are the real ones, configured to keep what they acknowledge. Each can be killed, paused, restarted on
+//! its data and cut off. Nothing of a sandbox outlives the program that started it. See the README for an example.
 //!
 //! A server whose address the environment gives (`SECKILL__REDIS__URL`, `SECKILL__POSTGRES__URL`,
-//! `SECKILL__KAFKA__BROKERS`) is used instead of a private one, and never hurt. What is created on it stays there.
+//! `SECKILL__KAFKA__BROKERS`) is used instead of a private one. No fault is injected into it, and what is created on it
+//! stays there.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,10 +17,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 use tokio::sync::Mutex;
 
+mod breakpoint;
 mod folder;
 mod kafka;
+mod leftovers;
 mod mock;
-mod nursery;
 mod options;
 mod ports;
 mod postgres;
@@ -29,10 +30,11 @@ mod proxy;
 mod redis;
 mod server;
 mod shared;
-mod trap;
+mod spawner;
 mod tree;
 mod wait;
 
+pub use breakpoint::{BreakAt, Breakpoint, PausedConnection, Timing};
 pub use kafka::Kafka;
 pub use options::Options;
 pub use ports::free_port;
@@ -41,13 +43,12 @@ pub use process::Process;
 pub use proxy::Proxy;
 pub use redis::{Fsync, Redis, RedisOptions};
 pub use shared::shared;
-pub use trap::{Held, Moment, Set, Spot};
 pub use wait::wait_until;
 
 use folder::Folder;
 
 /// Nobody listens there.
-const NOWHERE: &str = "127.0.0.1:1";
+const UNREACHABLE: &str = "127.0.0.1:1";
 
 /// Where one of several services finds what is its own on the servers that they share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,13 +157,13 @@ impl Sandbox {
         let suffix = self.unique(name);
         let redis_url = match &self.redis {
             Some(redis) => redis.database_url(index)?,
-            None => format!("redis://{NOWHERE}"),
+            None => format!("redis://{UNREACHABLE}"),
         };
         let postgres_url = match &self.postgres {
             Some(postgres) => postgres.create_database(&suffix).await?,
-            None => format!("postgres://{NOWHERE}/none"),
+            None => format!("postgres://{UNREACHABLE}/none"),
         };
-        let kafka_brokers = self.kafka.as_ref().map_or(NOWHERE, Kafka::brokers).to_owned();
+        let kafka_brokers = self.kafka.as_ref().map_or(UNREACHABLE, Kafka::brokers).to_owned();
         Ok(Namespace { redis_url, postgres_url, kafka_brokers, suffix })
     }
 

@@ -1,6 +1,6 @@
 //! The broker that is built into librdkafka, for machines without Java or Kafka.
 //!
-//! It lives in this process and keeps everything in memory: enough for the demo, not a proof about Kafka. It belongs to
+//! It lives in this process and keeps everything in memory: enough to try a client, not a proof about Kafka. It belongs to
 //! one thread, since its handle must not change threads.
 
 use std::sync::mpsc;

@@ -2,7 +2,7 @@
 
 use super::RedisOptions;
 
-/// Which servers to start. The default is all three, as the demo needs them.
+/// Which servers to start. The default is all three.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Options {

@@ -17,14 +17,15 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 
 use super::folder::Folder;
-use super::server::{Manners, Server, in_path, is_file, not_owned, port_and_proxy};
+use super::leftovers;
+use super::server::{Server, StopSignals, in_path, is_file, not_owned, port_and_proxy};
 use super::{Process, Proxy};
 
-pub(crate) const NAME: &str = "postgres";
+const NAME: &str = leftovers::POSTGRES_FOLDER;
 /// The owner of everything in a private server.
 const ROLE: &str = "seckill";
 /// SIGINT: a fast, orderly shutdown. SIGQUIT: at once, and its children and shared memory go with it.
-const MANNERS: Manners = Manners { stop: Signal::INT, end: Signal::QUIT };
+const STOP_SIGNALS: StopSignals = StopSignals { stop: Signal::INT, end: Signal::QUIT };
 const INITIALISED_WITHIN: Duration = Duration::from_secs(60);
 /// Where Debian and its kin keep one folder per major version.
 const VERSIONS: &str = "/usr/lib/postgresql";
@@ -47,11 +48,11 @@ impl Postgres {
         let (port, proxy) = port_and_proxy()?;
         let data = folder.path().join(NAME);
         initialise(&folder, &binaries.join("initdb"), &data, user).await?;
-        let recipe = {
+        let command_factory = {
             let data = data.clone();
             move || command(&binaries.join("postgres"), &data, port, user)
         };
-        let server = Server::new(NAME, folder, port, proxy, MANNERS, recipe);
+        let server = Server::new(NAME, folder, port, proxy, STOP_SIGNALS, command_factory);
         let postgres = Self { url: format!("postgres://{ROLE}@127.0.0.1:{port}/postgres"), server: Some(server), data };
         postgres.restart().await?;
         Ok(postgres)
@@ -131,7 +132,7 @@ impl Postgres {
     pub(crate) fn end(&self) {
         if let Some(server) = &self.server {
             server.end();
-            remove_shared_memory(&self.data);
+            leftovers::remove_shared_memory(&self.data);
         }
     }
 
@@ -143,17 +144,6 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-/// One that was killed leaves a small segment of shared memory, which only its next start would remove. It is named in
-/// the file that an orderly end deletes.
-pub(crate) fn remove_shared_memory(data: &Path) {
-    if let Ok(pidfile) = std::fs::read_to_string(data.join("postmaster.pid"))
-        && let Some(segment) = pidfile.lines().nth(6).and_then(|line| line.split_whitespace().nth(1))
-    {
-        // It may be gone already; and a system without ipcrm keeps 56 bytes until it is restarted.
-        let _ = Command::new("ipcrm").args(["-m", segment]).output();
     }
 }
 

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{nursery, tree};
+use super::{spawner, tree};
 
 /// How often the state of a child is looked at.
 const POLL: Duration = Duration::from_millis(10);
-/// How long the kernel may take to bury what was killed.
-const GONE_WITHIN: Duration = Duration::from_secs(10);
+/// How long the kernel may take to remove a killed process.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many bytes of the log an error message shows.
 const TAIL: usize = 2000;
 
@@ -40,12 +40,18 @@ impl Process {
     }
 
     /// As [`Process::spawn`], with the signal that the child gets when this program is gone.
-    pub(crate) fn spawn_until(name: &str, mut command: Command, log: &Path, death: Signal) -> anyhow::Result<Self> {
+    pub(crate) fn spawn_until(
+        name: &str,
+        mut command: Command,
+        log: &Path,
+        stop_signal: Signal,
+    ) -> anyhow::Result<Self> {
         let out = File::options().create(true).append(true).open(log);
         let out = out.with_context(|| format!("cannot open the log {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
         let program = command.get_program().to_owned();
-        let child = nursery::spawn(command, death).with_context(|| format!("cannot start {name} ({program:?})"))?;
+        let child =
+            spawner::spawn(command, stop_signal).with_context(|| format!("cannot start {name} ({program:?})"))?;
         Ok(Self { name: name.to_owned(), pid: child.id(), log: log.to_owned(), child: Mutex::new(child) })
     }
 
@@ -85,14 +91,14 @@ impl Process {
             child.wait()?;
             // A killed process holds its port and memory until the kernel has got round to it.
             let start = Instant::now();
-            while !family.iter().all(|pid| tree::is_gone(*pid)) && start.elapsed() < GONE_WITHIN {
+            while !family.iter().all(|pid| tree::is_gone(*pid)) && start.elapsed() < REMOVAL_TIMEOUT {
                 std::thread::sleep(POLL);
             }
         }
         Ok(())
     }
 
-    /// Stops the child and all it started in their tracks (`SIGSTOP`): connections stay open, nothing answers.
+    /// Stops the child and all it started (`SIGSTOP`): connections stay open, nothing answers.
     ///
     /// # Errors
     /// When the child has ended.

@@ -1,5 +1,5 @@
-//! A TCP proxy on the loopback address that can cut a server off, make it fall silent, or hold a connection at a
-//! chosen request.
+//! A TCP proxy on the loopback address that can cut a server off, stall it, drop its responses, or pause a connection
+//! at a chosen request.
 //!
 //! Guaranteed: after [`Proxy::cut`] no byte passes and no connection is accepted until [`Proxy::heal`]. It runs on a
 //! thread of its own, so it works under any runtime of the caller, also a blocked one.
@@ -15,8 +15,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
+use super::breakpoint::{BreakAt, Breakpoint, BreakpointSlot, PendingBreakpoint, Timing, Watcher};
 use super::ports;
-use super::trap::{Moment, Set, Snare, Spot, Watcher, Withheld};
 
 /// The thread of all proxies. `None` when the system refuses another thread.
 static RUNTIME: LazyLock<Option<Runtime>> = LazyLock::new(|| {
@@ -30,19 +30,19 @@ enum Mode {
     /// Connections are accepted and kept; no byte passes.
     Stalled,
     /// What the client sends passes; what the server answers is thrown away.
-    Mute,
+    DropResponses,
     /// All connections are closed, new ones refused.
     Cut,
 }
 
-/// A way to a server that can be interrupted. Dropping it closes it.
+/// A route to a server that can be interrupted. Dropping it closes it.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,
     applied: watch::Receiver<Mode>,
-    strandings: watch::Sender<()>,
-    snare: Arc<Snare>,
+    black_holes: watch::Sender<()>,
+    breakpoints: Arc<BreakpointSlot>,
     task: JoinHandle<()>,
 }
 
@@ -55,13 +55,13 @@ impl Proxy {
         listener.set_nonblocking(true)?;
         let (mode, asked) = watch::channel(Mode::Open);
         let (done, applied) = watch::channel(Mode::Open);
-        let (strandings, stranded) = watch::channel(());
+        let (black_holes, black_holed) = watch::channel(());
         let _entered = runtime.enter();
         let listener = TcpListener::from_std(listener)?;
-        let snare = Arc::new(Snare::default());
-        let way = Way { target, snare: Arc::clone(&snare), mode: asked, stranded };
-        let task = runtime.spawn(serve(listener, port, way, done));
-        Ok(Self { port, mode, applied, strandings, snare, task })
+        let breakpoints = Arc::new(BreakpointSlot::default());
+        let ctx = ConnCtx { target, breakpoints: Arc::clone(&breakpoints), mode: asked, black_holed };
+        let task = runtime.spawn(serve(listener, port, ctx, done));
+        Ok(Self { port, mode, applied, black_holes, breakpoints, task })
     }
 
     /// The port to connect to instead of the server's own.
@@ -86,19 +86,19 @@ impl Proxy {
 
     /// Passes requests on and throws the answers away: the server acts, and the client never learns of it.
     /// A connection that lost an answer is closed when that ends, since its stream has a hole.
-    pub async fn drop_replies(&self) {
-        self.set(Mode::Mute).await;
+    pub async fn drop_responses(&self) {
+        self.set(Mode::DropResponses).await;
     }
 
-    /// The connections that exist fall silent for good, without an end, and new ones pass: as behind a firewall that
-    /// forgot them, or when the server behind a balancer died.
-    pub fn strand(&self) {
-        self.strandings.send_replace(());
+    /// Black-holes the connections that exist: they stay open and pass nothing, for good. New ones pass. This happens
+    /// behind a firewall that forgot them, or when the server behind a balancer died.
+    pub fn black_hole(&self) {
+        self.black_holes.send_replace(());
     }
 
-    /// Sets a trap for the next request of this kind, instead of one that was set before.
-    pub fn trap(&self, spot: Spot, moment: Moment) -> Set {
-        self.snare.set(spot, moment)
+    /// Sets a breakpoint at the next request of this kind. It replaces one that was set before.
+    pub fn breakpoint(&self, at: BreakAt, timing: Timing) -> Breakpoint {
+        self.breakpoints.set(at, timing)
     }
 
     async fn set(&self, mode: Mode) {
@@ -117,19 +117,19 @@ impl Drop for Proxy {
 
 /// What every connection needs to know.
 #[derive(Clone)]
-struct Way {
+struct ConnCtx {
     target: SocketAddr,
-    snare: Arc<Snare>,
+    breakpoints: Arc<BreakpointSlot>,
     mode: watch::Receiver<Mode>,
-    stranded: watch::Receiver<()>,
+    black_holed: watch::Receiver<()>,
 }
 
 /// Accepts connections while the mode allows it. Dropping the set of pipes ends and closes all of them.
-async fn serve(listener: TcpListener, port: u16, mut way: Way, done: watch::Sender<Mode>) {
+async fn serve(listener: TcpListener, port: u16, mut ctx: ConnCtx, done: watch::Sender<Mode>) {
     let mut listener = Some(listener);
     let mut pipes = JoinSet::new();
     loop {
-        let now = *way.mode.borrow_and_update();
+        let now = *ctx.mode.borrow_and_update();
         if now == Mode::Cut {
             listener = None;
             pipes.shutdown().await;
@@ -138,10 +138,10 @@ async fn serve(listener: TcpListener, port: u16, mut way: Way, done: watch::Send
         }
         done.send_replace(now);
         tokio::select! {
-            changed = way.mode.changed() => if changed.is_err() { return },
+            changed = ctx.mode.changed() => if changed.is_err() { return },
             accepted = accept(listener.as_ref()) => {
                 if let Some(client) = accepted {
-                    pipes.spawn(pipe(client, way.clone()));
+                    pipes.spawn(pipe(client, ctx.clone()));
                 }
             }
             Some(_) = pipes.join_next() => {}
@@ -169,36 +169,36 @@ async fn accept(listener: Option<&TcpListener>) -> Option<TcpStream> {
 }
 
 /// One connection. It ends as soon as either direction does.
-async fn pipe(client: TcpStream, mut way: Way) {
+async fn pipe(client: TcpStream, mut ctx: ConnCtx) {
     // Only what happens from here on concerns this connection.
-    way.stranded.mark_unchanged();
+    ctx.black_holed.mark_unchanged();
     // A stalled server does not even complete the connection behind us.
-    if way.mode.wait_for(|now| *now != Mode::Stalled).await.is_err() {
+    if ctx.mode.wait_for(|now| *now != Mode::Stalled).await.is_err() {
         return;
     }
-    let Ok(server) = TcpStream::connect(way.target).await else { return };
+    let Ok(server) = TcpStream::connect(ctx.target).await else { return };
     let (_, _) = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let withheld = Withheld::default();
+    let pending = PendingBreakpoint::default();
     tokio::select! {
-        () = pass_requests(from_client, to_server, way.clone(), &withheld) => {}
-        () = pass_answers(from_server, to_client, way, &withheld) => {}
+        () = pass_requests(from_client, to_server, ctx.clone(), &pending) => {}
+        () = pass_responses(from_server, to_client, ctx, &pending) => {}
     }
 }
 
-/// Passes on what the client says, and holds it at the request that a trap was set for.
-async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: Way, withheld: &Withheld) {
+/// Passes on what the client says, and pauses it at the request that has a breakpoint.
+async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut ctx: ConnCtx, pending: &PendingBreakpoint) {
     let mut buffer = vec![0; 64 * 1024];
     let mut watcher = Watcher::default();
-    while let Some(passing) = read(&mut from, &mut buffer, &mut way).await {
-        let trap = way.snare.spring(&mut watcher, passing);
-        let (before, after) = match trap {
-            Some(trap) if trap.moment == Moment::Before => (Some(trap), None),
+    while let Some(passing) = read(&mut from, &mut buffer, &mut ctx).await {
+        let breakpoint = ctx.breakpoints.match_request(&mut watcher, passing);
+        let (before, after) = match breakpoint {
+            Some(breakpoint) if breakpoint.timing == Timing::Before => (Some(breakpoint), None),
             other => (None, other),
         };
-        if let Some(trap) = before
-            && !trap.hold().await
+        if let Some(breakpoint) = before
+            && !breakpoint.pause().await
         {
             return;
         }
@@ -206,31 +206,36 @@ async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way:
             return;
         }
         // No answer to this can have been read yet: both directions are one task.
-        if let Some(trap) = after {
-            withheld.next_answer(trap);
+        if let Some(breakpoint) = after {
+            pending.set(breakpoint);
         }
     }
 }
 
-/// Passes on what the server says. An answer that was thrown away leaves a hole, so that connection ends with the muting.
-async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: Way, withheld: &Withheld) {
+/// Passes on what the server says. An answer that was thrown away leaves a hole, so that connection ends with the mode.
+async fn pass_responses(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut ctx: ConnCtx,
+    pending: &PendingBreakpoint,
+) {
     let mut buffer = vec![0; 64 * 1024];
-    let mut muting = way.mode.clone();
+    let mut mode = ctx.mode.clone();
     let mut hole = false;
     loop {
         let passing = tokio::select! {
-            passing = read(&mut from, &mut buffer, &mut way) => passing,
-            _ = muting.wait_for(|now| *now != Mode::Mute), if hole => return,
+            passing = read(&mut from, &mut buffer, &mut ctx) => passing,
+            _ = mode.wait_for(|now| *now != Mode::DropResponses), if hole => return,
         };
         let Some(passing) = passing else { return };
-        if let Some(trap) = withheld.take() {
-            if trap.is_put_off(passing) {
-                way.snare.put(trap);
-            } else if !trap.hold().await {
+        if let Some(breakpoint) = pending.take() {
+            if breakpoint.is_retried(passing) {
+                ctx.breakpoints.put(breakpoint);
+            } else if !breakpoint.pause().await {
                 return;
             }
         }
-        if *muting.borrow() == Mode::Mute {
+        if *mode.borrow() == Mode::DropResponses {
             hole = true;
         } else if to.write_all(passing).await.is_err() {
             return;
@@ -239,12 +244,12 @@ async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: 
 }
 
 /// What comes next, once it may pass; `None` at the end.
-async fn read<'a>(from: &mut OwnedReadHalf, buffer: &'a mut [u8], way: &mut Way) -> Option<&'a [u8]> {
+async fn read<'a>(from: &mut OwnedReadHalf, buffer: &'a mut [u8], ctx: &mut ConnCtx) -> Option<&'a [u8]> {
     let read = tokio::select! {
         read = from.read(buffer) => Some(read.unwrap_or(0)),
-        Ok(()) = way.stranded.changed() => None,
+        Ok(()) = ctx.black_holed.changed() => None,
     };
     let Some(read) = read else { return std::future::pending().await };
-    let may_pass = way.mode.wait_for(|now| *now != Mode::Stalled).await.is_ok();
+    let may_pass = ctx.mode.wait_for(|now| *now != Mode::Stalled).await.is_ok();
     (read > 0 && may_pass).then_some(&buffer[..read])
 }

@@ -9,11 +9,11 @@ use anyhow::{Context, ensure};
 use rustix::process::Signal;
 
 use super::folder::Folder;
-use super::server::{Manners, Server, in_path, local, not_owned, port_and_proxy};
+use super::server::{Server, StopSignals, in_path, local, not_owned, port_and_proxy};
 use super::{Proxy, ports};
 
 const NAME: &str = "redis";
-const MANNERS: Manners = Manners { stop: Signal::TERM, end: Signal::KILL };
+const STOP_SIGNALS: StopSignals = StopSignals { stop: Signal::TERM, end: Signal::KILL };
 /// Numbered databases: each service that shares this server gets its own.
 const DATABASES: u32 = 1024;
 
@@ -53,13 +53,13 @@ pub struct Redis {
     url: String,
     options: RedisOptions,
     server: Option<Server>,
-    /// A second way to it, for those who must not be cut off together with the others.
-    side: Option<Proxy>,
+    /// A second proxy, for clients that must stay connected while the first proxy is cut.
+    second_proxy: Option<Proxy>,
 }
 
 impl Redis {
     pub(crate) fn given(url: String) -> Self {
-        Self { url, options: RedisOptions::default(), server: None, side: None }
+        Self { url, options: RedisOptions::default(), server: None, second_proxy: None }
     }
 
     pub(crate) async fn start(folder: Arc<Folder>, options: RedisOptions) -> anyhow::Result<Self> {
@@ -69,10 +69,10 @@ impl Redis {
         let data = folder.path().join(NAME);
         std::fs::create_dir(&data)?;
         let cluster_port = ports::free_port()?;
-        let recipe = move || command(&program, &data, port, options, cluster_port);
-        let server = Server::new(NAME, folder, port, proxy, MANNERS, recipe);
-        let side = Some(Proxy::start(local(port))?);
-        let redis = Self { url: format!("redis://127.0.0.1:{port}"), options, server: Some(server), side };
+        let command_factory = move || command(&program, &data, port, options, cluster_port);
+        let server = Server::new(NAME, folder, port, proxy, STOP_SIGNALS, command_factory);
+        let second_proxy = Some(Proxy::start(local(port))?);
+        let redis = Self { url: format!("redis://127.0.0.1:{port}"), options, server: Some(server), second_proxy };
         redis.restart().await?;
         Ok(redis)
     }
@@ -98,7 +98,7 @@ impl Redis {
 
     /// The other way to it that can be cut.
     pub fn second_proxy(&self) -> anyhow::Result<&Proxy> {
-        self.side.as_ref().ok_or_else(|| not_owned(NAME))
+        self.second_proxy.as_ref().ok_or_else(|| not_owned(NAME))
     }
 
     /// `SIGKILL`. What was written stays as far as [`Fsync`] says.

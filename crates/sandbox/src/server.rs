@@ -1,4 +1,4 @@
-//! What the private servers have in common: a program, a log, a port that stays, and the ways to hurt it.
+//! What the private servers have in common: a program, a log, a port that stays, and the faults that can be injected.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,16 +18,16 @@ use super::{Proxy, ports};
 const START_WITHIN: Duration = Duration::from_secs(90);
 /// How long an orderly stop may take before it becomes a kill.
 const STOP_WITHIN: Duration = Duration::from_secs(20);
-/// How long the last goodbye may take.
-const END_WITHIN: Duration = Duration::from_secs(3);
+/// The grace period of a server that is ended for good.
+const GRACE_PERIOD: Duration = Duration::from_secs(3);
 /// One attempt to reach a server.
 const PROBE_WITHIN: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(25);
 
-/// The signals that a server understands.
+/// The signals that stop a server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Manners {
-    /// Ends it in good order.
+pub(crate) struct StopSignals {
+    /// Stops it in good order.
     pub(crate) stop: Signal,
     /// Ends it at once, and leaves nothing in the system; also what it gets when this program is gone.
     pub(crate) end: Signal,
@@ -37,24 +37,32 @@ pub(crate) struct Manners {
 pub(crate) struct Server {
     name: &'static str,
     folder: Arc<Folder>,
-    recipe: Box<dyn Fn() -> Command + Send + Sync>,
-    manners: Manners,
+    command_factory: Box<dyn Fn() -> Command + Send + Sync>,
+    stop_signals: StopSignals,
     port: u16,
     proxy: Proxy,
     process: Mutex<Option<Process>>,
 }
 
 impl Server {
-    /// Starts nothing yet. The recipe makes the command line, the same at every start.
+    /// Starts nothing yet. The factory builds the same command line at every start.
     pub(crate) fn new(
         name: &'static str,
         folder: Arc<Folder>,
         port: u16,
         proxy: Proxy,
-        manners: Manners,
-        recipe: impl Fn() -> Command + Send + Sync + 'static,
+        stop_signals: StopSignals,
+        command_factory: impl Fn() -> Command + Send + Sync + 'static,
     ) -> Self {
-        Self { name, folder, recipe: Box::new(recipe), manners, port, proxy, process: Mutex::new(None) }
+        Self {
+            name,
+            folder,
+            command_factory: Box::new(command_factory),
+            stop_signals,
+            port,
+            proxy,
+            process: Mutex::new(None),
+        }
     }
 
     pub(crate) const fn port(&self) -> u16 {
@@ -72,7 +80,7 @@ impl Server {
         F: Future<Output = anyhow::Result<()>>,
     {
         self.kill()?;
-        let process = Process::spawn_until(self.name, (self.recipe)(), &self.log(), self.manners.end)?;
+        let process = Process::spawn_until(self.name, (self.command_factory)(), &self.log(), self.stop_signals.end)?;
         self.folder.note(process.pid())?;
         *self.process() = Some(process);
         let start = Instant::now();
@@ -107,7 +115,7 @@ impl Server {
     pub(crate) async fn stop(&self) -> anyhow::Result<()> {
         let start = Instant::now();
         if let Some(process) = self.process().as_ref() {
-            process.ask(self.manners.stop)?;
+            process.ask(self.stop_signals.stop)?;
         }
         while self.is_running() {
             if start.elapsed() > STOP_WITHIN {
@@ -121,7 +129,7 @@ impl Server {
     /// Ends it at once and leaves nothing.
     pub(crate) fn end(&self) {
         if let Some(process) = self.process().as_ref() {
-            process.end(self.manners.end, END_WITHIN);
+            process.end(self.stop_signals.end, GRACE_PERIOD);
         }
     }
 
@@ -173,7 +181,7 @@ pub(crate) fn is_file(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.is_file())
 }
 
-/// What every fault answers on a server that was given by its address.
+/// The error of every fault on a server that was given by its address.
 pub(crate) fn not_owned(name: &str) -> anyhow::Error {
-    anyhow!("{name} was given by the environment: it is not ours to hurt")
+    anyhow!("{name} was given by the environment: the sandbox injects no faults into it")
 }

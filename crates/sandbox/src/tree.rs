@@ -6,15 +6,15 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Stops `pid` and its family in their tracks; answers who they are.
+/// Stops `pid` and its family (`SIGSTOP`); returns their ids.
 pub(crate) fn stop(pid: u32) -> Vec<u32> {
-    // The head first: a stopped parent has no more children. One born while the first signal was on its way is caught
+    // The head first: a stopped parent has no more children. One forked while the first signal was on its way is caught
     // the second time.
     signal(pid, Signal::STOP);
     signal(pid, Signal::STOP)
 }
 
-/// Kills `pid` and its family; answers who they were.
+/// Kills `pid` and its family; returns their ids.
 pub(crate) fn kill(pid: u32) -> Vec<u32> {
     // Found before the first of them dies: orphans do not tell whose children they were.
     let family = stop(pid);

@@ -1,4 +1,4 @@
-//! The private servers: they keep what they acknowledged, can be hurt in every way, and leave nothing behind.
+//! The private servers: they keep what they acknowledged, take every fault, and leave nothing behind.
 
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -93,31 +93,31 @@ async fn redis_can_be_paused_and_cut_off() -> anyhow::Result<()> {
     redis.resume()?;
     assert_eq!(ask(redis.url(), &["PING"]).await?, "PONG");
 
-    let detour = redis.proxied_url()?;
-    assert_eq!(ask(&detour, &["PING"]).await?, "PONG");
+    let proxied = redis.proxied_url()?;
+    assert_eq!(ask(&proxied, &["PING"]).await?, "PONG");
     redis.proxy()?.cut().await;
-    ensure!(TcpStream::connect(("127.0.0.1", redis.proxy()?.port())).is_err(), "a cut line is accepted");
+    ensure!(TcpStream::connect(("127.0.0.1", redis.proxy()?.port())).is_err(), "a cut connection is accepted");
     redis.proxy()?.heal().await;
-    assert_eq!(ask(&detour, &["PING"]).await?, "PONG");
+    assert_eq!(ask(&proxied, &["PING"]).await?, "PONG");
     redis.proxy()?.stall().await;
-    ensure!(fails(ask(&detour, &["PING"])).await, "a stalled line answers");
+    ensure!(fails(ask(&proxied, &["PING"])).await, "a stalled connection answers");
     assert_eq!(ask(redis.url(), &["PING"]).await?, "PONG");
     redis.proxy()?.heal().await;
-    assert_eq!(ask(&detour, &["PING"]).await?, "PONG");
+    assert_eq!(ask(&proxied, &["PING"]).await?, "PONG");
     Ok(())
 }
 
 /// What makes a timeout "unknown": Redis has acted, and nobody was told.
 #[tokio::test]
-async fn a_proxy_that_drops_replies_lets_the_request_through() -> anyhow::Result<()> {
+async fn a_proxy_that_drops_responses_lets_the_request_through() -> anyhow::Result<()> {
     let sandbox = Sandbox::start(Options::none().redis(RedisOptions::default())).await?;
     let redis = sandbox.redis();
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(SILENCE));
     let client = redis::Client::open(redis.proxied_url()?)?;
     let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-    redis.proxy()?.drop_replies().await;
+    redis.proxy()?.drop_responses().await;
     let lost: Result<i64, _> = redis::cmd("INCR").arg("acted").query_async(&mut connection).await;
-    ensure!(lost.is_err(), "the reply came through");
+    ensure!(lost.is_err(), "the response came through");
     let acted = async || ask(redis.url(), &["GET", "acted"]).await.is_ok_and(|count| count == "1");
     wait_until("the request has reached Redis", SOON, acted).await;
     redis.proxy()?.heal().await;
@@ -143,7 +143,7 @@ async fn postgres_keeps_a_row_and_can_be_killed_paused_and_cut_off() -> anyhow::
     let sandbox = Sandbox::start(Options::none().postgres()).await?;
     let postgres = sandbox.postgres();
     let url = &sandbox.namespace("rows").await?.postgres_url;
-    let detour = &sandbox.via_proxy(url);
+    let proxied = &sandbox.via_proxy(url);
     let mut connection = PgConnection::connect(url).await?;
     sqlx::raw_sql("CREATE TABLE kept (id int); INSERT INTO kept VALUES (1)").execute(&mut connection).await?;
 
@@ -160,11 +160,11 @@ async fn postgres_keeps_a_row_and_can_be_killed_paused_and_cut_off() -> anyhow::
     postgres.resume()?;
     timeout(SOON, connection.ping()).await??;
 
-    assert_eq!(count(detour).await?, 1);
+    assert_eq!(count(proxied).await?, 1);
     postgres.proxy()?.cut().await;
-    ensure!(fails(count(detour)).await, "a cut line answers");
+    ensure!(fails(count(proxied)).await, "a cut connection answers");
     postgres.proxy()?.heal().await;
-    assert_eq!(count(detour).await?, 1);
+    assert_eq!(count(proxied).await?, 1);
     postgres.stop().await?;
     postgres.restart().await?;
     assert_eq!(count(url).await?, 1);
@@ -198,13 +198,13 @@ async fn kafka_keeps_a_message_and_can_be_killed_paused_and_cut_off() -> anyhow:
     kafka.resume()?;
     publish(kafka.brokers(), "second", SOON).await?;
 
-    let detour = kafka.proxied_brokers()?;
-    publish(&detour, "third", SOON).await?;
+    let proxied = kafka.proxied_brokers()?;
+    publish(&proxied, "third", SOON).await?;
     kafka.proxy()?.cut().await;
-    ensure!(publish(&detour, "lost", 4 * SILENCE).await.is_err(), "a client behind the proxy found its way around it");
+    ensure!(publish(&proxied, "lost", 4 * SILENCE).await.is_err(), "a client behind the proxy found its way around it");
     publish(kafka.brokers(), "fourth", SOON).await?;
     kafka.proxy()?.heal().await;
-    publish(&detour, "fifth", SOON).await?;
+    publish(&proxied, "fifth", SOON).await?;
     let mut kept = messages(kafka.brokers(), "kept").await?;
     // A paused broker may find the request when it goes on: what timed out there is unknown, not refused.
     kept.retain(|text| text != "unknown");

@@ -12,29 +12,29 @@ use drive::client::Caller;
 use hyper::body::Bytes;
 use hyper::header::HeaderValue;
 use hyper::{Method, Uri};
-use sandbox::{Held, Moment, Proxy, Sandbox, Spot};
+use sandbox::{BreakAt, PausedConnection, Proxy, Sandbox, Timing};
 use seckill::domain::OrderStatus;
 use tokio::task::JoinHandle;
 
-use Moment::{After, Before};
+use Timing::{After, Before};
 
 use super::fault::{Fault, Figures};
 use super::round::{Round, SaleSpec, TIMEOUT, ms};
 use super::testbed::TestBed;
 
-const PURCHASE: Spot = Spot::Script(include_str!("../../../lua/purchase.lua"));
-const RELEASE: Spot = Spot::Script(include_str!("../../../lua/release.lua"));
-const STOCK: Spot = Spot::Script(include_str!("../../../lua/stock.lua"));
-const FREEZE: Spot = Spot::Script(include_str!("../../../lua/freeze.lua"));
-pub const WARM: Spot = Spot::Script(include_str!("../../../lua/warm.lua"));
-const ACK: Spot = Spot::Script(include_str!("../../../lua/ack.lua"));
-const READ: Spot = Spot::Command("XREADGROUP");
+const PURCHASE: BreakAt = BreakAt::Script(include_str!("../../../lua/purchase.lua"));
+const RELEASE: BreakAt = BreakAt::Script(include_str!("../../../lua/release.lua"));
+const STOCK: BreakAt = BreakAt::Script(include_str!("../../../lua/stock.lua"));
+const FREEZE: BreakAt = BreakAt::Script(include_str!("../../../lua/freeze.lua"));
+pub const WARM: BreakAt = BreakAt::Script(include_str!("../../../lua/warm.lua"));
+const ACK: BreakAt = BreakAt::Script(include_str!("../../../lua/ack.lua"));
+const READ: BreakAt = BreakAt::Command("XREADGROUP");
 /// The statement by which a batch becomes rows.
-const WRITE: Spot = Spot::Statement("CROSS JOIN unnest($6::uuid[]");
+const WRITE: BreakAt = BreakAt::Statement("CROSS JOIN unnest($6::uuid[]");
 /// The transaction that raises the generation.
-const RAISE: Spot = Spot::CommitOf("SET generation = GREATEST");
+const RAISE: BreakAt = BreakAt::CommitOf("SET generation = GREATEST");
 /// The transaction that closes overdue orders.
-const EXPIRE: Spot = Spot::CommitOf("SET status = 'expired'");
+const EXPIRE: BreakAt = BreakAt::CommitOf("SET status = 'expired'");
 
 /// Long enough for the reconciler to come back, and for what it frees to be bought.
 const LONG: SaleSpec = SaleSpec { buyers: 1_800, window: Duration::from_secs(12), ..SaleSpec::WITH_RESERVE };
@@ -93,8 +93,8 @@ points! {
 struct Point {
     part: &'static str,
     route: Route,
-    spot: Spot,
-    moment: Moment,
+    spot: BreakAt,
+    moment: Timing,
 }
 
 /// The connection on which the request comes.
@@ -125,18 +125,18 @@ type Pending = Option<JoinHandle<()>>;
 pub async fn hold(
     testbed: &TestBed,
     round: &Round,
-    (route, spot, moment): (Route, Spot, Moment),
+    (route, spot, moment): (Route, BreakAt, Timing),
     provoke: Provoke,
-) -> anyhow::Result<(Held, Pending)> {
+) -> anyhow::Result<(PausedConnection, Pending)> {
     let proxy = route.proxy(testbed.sandbox())?;
-    let set = proxy.trap(spot, moment);
+    let set = proxy.breakpoint(spot, moment);
     if route == Route::Postgres {
         // A statement's text is only sent when it is prepared, once for each connection.
         proxy.cut().await;
         proxy.heal().await;
     }
     let pending = provoke(testbed, round).await?;
-    Ok((set.held(TIMEOUT).await.context("the point was not reached")?, pending))
+    Ok((set.hit(TIMEOUT).await.context("the point was not reached")?, pending))
 }
 
 async fn crash(testbed: &mut TestBed, round: &Round, point: Point, provoke: Provoke) -> anyhow::Result<Figures> {

@@ -107,7 +107,7 @@ async fn cut(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
 async fn replies_dropped(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let before = round.accepted();
     let proxy = testbed.sandbox().postgres().proxy()?;
-    proxy.drop_replies().await;
+    proxy.drop_responses().await;
     sleep(Duration::from_secs(1)).await;
     proxy.heal().await;
     Ok(meanwhile(round, before))

@@ -97,7 +97,7 @@ async fn pause(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> 
 
 async fn replies_dropped(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
     let proxy = testbed.sandbox().redis().proxy()?;
-    proxy.drop_replies().await;
+    proxy.drop_responses().await;
     sleep(DOWN_TIME).await;
     proxy.heal().await;
     Ok(Figures::from_iter([("selling_again_ms".to_owned(), ms(round.until_sold(5).await?))]))

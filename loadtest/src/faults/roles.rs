@@ -9,7 +9,7 @@ use drive::client::Caller;
 use hyper::Method;
 use hyper::body::Bytes;
 use redis::AsyncCommands;
-use sandbox::{Moment, Process};
+use sandbox::{Process, Timing};
 use seckill::stock::keys;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -87,7 +87,7 @@ async fn reconciler_kill(testbed: &mut TestBed, round: &Round) -> anyhow::Result
 /// The first reconciler has read what it will warm Redis with, and is paused with the request in flight. When the
 /// request arrives, another reconciler has rebuilt the sale, and the sale has sold units.
 async fn reconciler_paused(testbed: &mut TestBed, round: &Round) -> anyhow::Result<Figures> {
-    let warm = (Route::SecondRedis, WARM, Moment::Before);
+    let warm = (Route::SecondRedis, WARM, Timing::Before);
     let (held, _) = hold(testbed, round, warm, |g, r| Box::pin(restart_redis(g, r))).await?;
     let begun = Instant::now();
     testbed.cluster.part("reconcile")?.pause()?;
@@ -96,7 +96,7 @@ async fn reconciler_paused(testbed: &mut TestBed, round: &Round) -> anyhow::Resu
     round.until_sold(5).await?;
     let took = ms(begun.elapsed());
     let before = testbed.generation(round.sale).await?;
-    held.let_go();
+    held.resume();
     testbed.cluster.part("reconcile")?.resume()?;
     round.until_sold(20).await?;
     // Time for the first one to write what it must not: it runs five rounds a second.

@@ -216,7 +216,7 @@ async fn a_buyer_whose_answer_was_lost_passes_the_flag_and_hears_of_the_order() 
     // From here on Redis knows the script: what is lost is the answer, not the purchase.
     assert_eq!(http.buy(sale, &scene.node.token("zoe"), &[]).await.status, 202);
     let redis = scene.sandbox.redis().proxy().expect("a proxy");
-    redis.drop_replies().await;
+    redis.drop_responses().await;
     let lost = http.buy(sale, &ann, &[]).await;
     assert_eq!((lost.status, lost.code().as_str()), (503, "unavailable"), "a timeout is no refusal");
     let tried = order_id(&lost);

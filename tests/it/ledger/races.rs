@@ -335,7 +335,7 @@ async fn a_connection_that_fell_silent_under_a_batch_is_given_up_and_the_batch_i
     let batch = messages(sale, 0..3);
     let strand = async {
         world.until_waiting(1).await;
-        proxy.strand();
+        proxy.black_hole();
         hold.rollback().await.unwrap();
     };
     // Six seconds are its patience; the bound is for broken code.

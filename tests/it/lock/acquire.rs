@@ -79,7 +79,7 @@ async fn the_lock_of_a_dead_holder_is_free_when_its_time_is_up() {
 #[tokio::test]
 async fn an_acquire_whose_answer_was_lost_finds_itself_the_holder() {
     let world = World::behind_proxy("lost_answer").await;
-    world.proxy().drop_replies().await;
+    world.proxy().drop_responses().await;
     let (lock, name) = (world.lock.clone(), world.name.clone());
     let options = Options { ttl: Duration::from_secs(3), ..waiting(LONG) };
     let acquiring = tokio::spawn(async move { lock.acquire(&name, options).await });
@@ -108,7 +108,7 @@ async fn an_acquire_that_timed_out_is_undone_when_redis_executes_it_late() {
 #[tokio::test]
 async fn an_acquire_whose_answer_was_lost_and_is_not_retried_leaves_no_lock() {
     let world = World::behind_proxy("lost_and_left").await;
-    world.proxy().drop_replies().await;
+    world.proxy().drop_responses().await;
     let refused = within("an end", world.lock.acquire(&world.name, waiting(Duration::ZERO))).await;
     assert!(matches!(refused, Err(AcquireError::Unavailable(_))), "{refused:?}");
     until("the abort arrives", async || world.gone("aborted").await).await;

@@ -32,7 +32,7 @@ async fn a_late_release_does_not_delete_the_successors_lock() {
 async fn a_release_whose_answer_was_lost_finds_the_lock_already_released() {
     let world = World::behind_proxy("release_lost").await;
     let guard = world.acquire(waiting(LONG)).await;
-    world.proxy().drop_replies().await;
+    world.proxy().drop_responses().await;
     let releasing = tokio::spawn(guard.release());
     world.until_free().await;
     let successor = world.other.acquire(&world.name, waiting(LONG)).await.unwrap();
@@ -74,7 +74,7 @@ async fn nothing_is_renewed_after_a_release() {
 async fn a_release_waits_for_the_renewal_that_is_on_its_way() {
     let world = World::behind_proxy("release_waits").await;
     let guard = world.acquire(Options { ttl: Duration::from_secs(6), ..waiting(LONG) }).await;
-    world.proxy().drop_replies().await;
+    world.proxy().drop_responses().await;
     let mut left = world.pttl().await;
     until("Redis has renewed it, and nobody heard", async || {
         let before = std::mem::replace(&mut left, world.pttl().await);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sandbox::{Moment, Spot};
+use sandbox::{BreakAt, Timing};
 use seckill::lock::{Lost, Name, Options, Released};
 
 use super::world::{LONG, PATIENCE, World, lasting, until, waiting, within};
@@ -87,21 +87,22 @@ async fn the_deadline_of_a_holder_comes_before_redis_forgets_the_lock() {
 #[tokio::test]
 async fn an_answer_that_was_long_under_way_lengthens_no_lease() {
     let world = World::behind_proxy("slow_answers").await;
-    let acquire = world.proxy().trap(Spot::Script(include_str!("../../../lua/lock_acquire.lua")), Moment::After);
+    let acquire =
+        world.proxy().breakpoint(BreakAt::Script(include_str!("../../../lua/lock_acquire.lua")), Timing::After);
     let (lock, name) = (world.lock.clone(), world.name.clone());
     let options = Options { ttl: Duration::from_secs(6), ..waiting(LONG) };
     let acquiring = tokio::spawn(async move { lock.acquire(&name, options).await });
-    let held = acquire.held(PATIENCE).await.unwrap();
+    let held = acquire.hit(PATIENCE).await.unwrap();
     until("a part of the lease is over", async || world.pttl().await < 5_700).await;
-    held.let_go();
+    held.resume();
     let guard = within("an answer", acquiring).await.unwrap().unwrap();
     let first = guard.deadline();
     world.assert_ends_by(first).await;
 
-    let renew = world.proxy().trap(Spot::Script(include_str!("../../../lua/lock_renew.lua")), Moment::After);
-    let held = renew.held(PATIENCE).await.unwrap();
+    let renew = world.proxy().breakpoint(BreakAt::Script(include_str!("../../../lua/lock_renew.lua")), Timing::After);
+    let held = renew.hit(PATIENCE).await.unwrap();
     until("a part of the next lease is over", async || world.pttl().await < 5_700).await;
-    held.let_go();
+    held.resume();
     until("it is renewed", async || guard.deadline() > first).await;
     world.assert_ends_by(guard.deadline()).await;
 }
@@ -169,7 +170,7 @@ async fn a_lock_that_cannot_be_renewed_is_lost_at_the_deadline() {
 async fn a_renewal_whose_answer_is_lost_does_not_release_the_lock() {
     let world = World::behind_proxy("renew_lost").await;
     let guard = world.acquire(Options { ttl: Duration::from_secs(3), ..waiting(LONG) }).await;
-    world.proxy().drop_replies().await;
+    world.proxy().drop_responses().await;
     until("answers are lost", async || world.counted("renew", "failed") > 0).await;
     assert_eq!(world.owner().await, Some(guard.holder()));
     world.proxy().heal().await;

@@ -7,14 +7,14 @@ use crate::support::servers::with_own;
 use crate::support::service::{PATIENCE, prepared};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
-use sandbox::{Moment, Options, Spot};
+use sandbox::{BreakAt, Options, Timing};
 use seckill::app::Roles;
 use seckill::closing::Closing;
 use seckill::domain::OrderStatus;
 use seckill::ledger::{Ledger, Moved};
 
 /// The statement by which an order moves.
-const MOVE: Spot = Spot::Statement("UPDATE orders SET status = $2, payment_id");
+const MOVE: BreakAt = BreakAt::Statement("UPDATE orders SET status = $2, payment_id");
 
 /// The buyer hangs up in the moment in which the ledger has closed his order. His unit is not left behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -26,17 +26,17 @@ async fn a_closing_that_nobody_waits_for_any_more_still_frees_the_unit() {
     let bought = bench.buy(&sale, "ann").await;
     bench.record(&sale, &bought).await;
 
-    let trap = sandbox.postgres().proxy().expect("a proxy").trap(MOVE, Moment::After);
+    let trap = sandbox.postgres().proxy().expect("a proxy").breakpoint(MOVE, Timing::After);
     let proxied = sandbox.proxied(&settings).postgres;
     let ledger = Ledger::connect(&proxied, Duration::from_secs(900)).await.expect("PostgreSQL answers");
     let closing = Closing::new(ledger, bench.running.service.stock.clone());
     let order = bought.order;
     let buyer = tokio::spawn(async move { closing.close(order, OrderStatus::Cancelled).await });
-    let held = trap.held(PATIENCE).await.expect("the order is closed");
+    let held = trap.hit(PATIENCE).await.expect("the order is closed");
     assert_eq!(bench.remaining(&sale).await, 0, "the ledger first");
     buyer.abort();
     assert!(buyer.await.is_err_and(|gone| gone.is_cancelled()));
-    held.let_go();
+    held.resume();
     wait_until("the unit is free", PATIENCE, async || bench.remaining(&sale).await == 1).await;
 }
 

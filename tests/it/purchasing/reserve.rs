@@ -10,7 +10,7 @@ use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, prepared};
 use crate::support::wait_until;
 use drive::environment::SandboxSettings;
-use sandbox::{Moment, Options, Proxy, Sandbox, Spot};
+use sandbox::{BreakAt, Options, Proxy, Sandbox, Timing};
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
@@ -18,7 +18,7 @@ use seckill::domain::{Pool, SaleId};
 use seckill::promises::CheckResult;
 
 /// The statement that takes units of the reserve.
-const TAKE: Spot = Spot::Statement("UPDATE stock SET reserve = reserve - $4");
+const TAKE: BreakAt = BreakAt::Statement("UPDATE stock SET reserve = reserve - $4");
 
 /// Two nodes with relay and consumer: one whose way to Redis can be cut, one that always reaches it.
 struct Scene {
@@ -135,7 +135,7 @@ async fn an_unknown_purchase_goes_on_under_its_own_id_and_is_one_row() {
     let sale = scene.open(10, 5).await;
     // From here on Redis knows the script, so that the lost answer is not that it does not.
     assert_eq!(buy(&scene.cut, sale, "zoe").await.status, 202);
-    scene.proxy().drop_replies().await;
+    scene.proxy().drop_responses().await;
     let bought = buy(&scene.cut, sale, "ann").await;
     assert_eq!(bought.status, 202, "{}", bought.text);
     let order = id(&bought);
@@ -231,16 +231,16 @@ async fn the_seat_of_a_buyer_who_hung_up_is_taken_until_the_ledger_is_done() {
     let sale = scene.open(30, 5).await;
     scene.proxy().cut().await;
     let take = scene.sandbox.postgres().proxy().expect("a proxy");
-    let trap = take.trap(TAKE, Moment::Before);
+    let breakpoint = take.breakpoint(TAKE, Timing::Before);
     take.cut().await;
     take.heal().await;
     let (address, token) = (scene.cut.address(), scene.cut.token("ann"));
     let ann = tokio::spawn(async move { Connection::open(address).await.buy(sale, &token, &[]).await });
-    let held = trap.held(PATIENCE).await.expect("she has a seat");
+    let held = breakpoint.hit(PATIENCE).await.expect("she has a seat");
     ann.abort();
     assert!(ann.await.is_err_and(|gone| gone.is_cancelled()));
     assert_eq!(tally(&[buy(&scene.cut, sale, "bob").await]), HashMap::from([unavailable(1)]));
-    held.let_go();
+    held.resume();
     wait_until("her order stands", PATIENCE, async || reserve_left(&scene, sale).await == 4).await;
     wait_until("the seat is free", PATIENCE, async || buy(&scene.cut, sale, "bob").await.status == 202).await;
     scene.stop().await;
@@ -254,10 +254,10 @@ async fn a_purchase_from_the_reserve_whose_answer_is_lost_is_unknown_and_its_ord
     // Redis says no word of its own about the purchase.
     scene.whole.service.stock.freeze(sale, 1_000).await.expect("Redis answers");
     let take = scene.sandbox.postgres().proxy().expect("a proxy");
-    let trap = take.trap(TAKE, Moment::After);
+    let breakpoint = take.breakpoint(TAKE, Timing::After);
     take.cut().await;
     take.heal().await;
-    let break_it = async { drop(trap.held(PATIENCE).await.expect("the unit is sold")) };
+    let break_it = async { drop(breakpoint.hit(PATIENCE).await.expect("the unit is sold")) };
     let (answer, ()) = tokio::join!(buy(&scene.cut, sale, "ann"), break_it);
     assert_eq!((answer.status, answer.code().as_str()), (503, "unavailable"), "{}", answer.text);
     let order = id(&answer);
@@ -273,13 +273,13 @@ async fn a_ledger_that_hangs_is_not_waited_for_and_not_taken_for_a_no() {
     let sale = scene.open(30, 5).await;
     scene.whole.service.stock.freeze(sale, 1_000).await.expect("Redis answers");
     let take = scene.sandbox.postgres().proxy().expect("a proxy");
-    let trap = take.trap(TAKE, Moment::Before);
+    let breakpoint = take.breakpoint(TAKE, Timing::Before);
     take.cut().await;
     take.heal().await;
-    let (answer, held) = tokio::join!(buy(&scene.cut, sale, "ann"), trap.held(PATIENCE));
+    let (answer, held) = tokio::join!(buy(&scene.cut, sale, "ann"), breakpoint.hit(PATIENCE));
     assert_eq!((answer.status, answer.code().as_str()), (503, "unavailable"), "{}", answer.text);
     let order = id(&answer);
-    held.expect("it hangs").let_go();
+    held.expect("it hangs").resume();
     wait_until("it can be read", PATIENCE, async || status(&scene.cut, "ann", &order).await == "created").await;
     scene.stop().await;
 }

@@ -127,7 +127,7 @@ async fn a_look_at_a_postgresql_that_fell_silent_ends() {
             sqlx::query_scalar::<_, i64>(waiting).fetch_one(direct.pool()).await.expect("a count") == 4
         })
         .await;
-        proxy.strand();
+        proxy.black_hole();
         lock.rollback().await.expect("an end");
     };
     let (ended, ()) = tokio::join!(tokio::time::timeout(PATIENCE, looks), silence);

@@ -13,7 +13,7 @@ use crate::support::wait_until;
 use drive::environment::SandboxSettings;
 use prometheus::Registry;
 use redis::AsyncCommands;
-use sandbox::{Moment, Sandbox, Spot};
+use sandbox::{BreakAt, Sandbox, Timing};
 use seckill::app::Roles;
 use seckill::catalogue::NewSale;
 use seckill::config::Settings;
@@ -298,29 +298,29 @@ async fn beside_one_that_can_be_held(name: &str) -> (Sandbox, Bench, Auditor) {
 async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_rebuild() {
     let (sandbox, bench, auditor) = beside_one_that_can_be_held("between_looks").await;
     let sale = bench.open(3).await;
-    let claims = Spot::Command("HGETALL");
+    let claims = BreakAt::Command("HGETALL");
     let proxy = sandbox.redis().proxy().expect("a proxy");
 
     // Bought and recorded when Redis has been looked at: a look at the ledger after that would miss the claim.
-    let trap = proxy.trap(claims, Moment::After);
+    let trap = proxy.breakpoint(claims, Timing::After);
     let meanwhile = async {
-        let held = trap.held(PATIENCE).await.expect("a look");
+        let held = trap.hit(PATIENCE).await.expect("a look");
         let bought = bench.buy(&sale, "ann").await;
         bench.record(&sale, &bought).await;
-        held.let_go();
+        held.resume();
         bought
     };
     let (found, bought) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
     assert_eq!(found.expect("a look").rebuild, None);
 
     // Closed and released when the ledger has been looked at.
-    let trap = proxy.trap(claims, Moment::Before);
+    let trap = proxy.breakpoint(claims, Timing::Before);
     let meanwhile = async {
-        let held = trap.held(PATIENCE).await.expect("a look");
+        let held = trap.hit(PATIENCE).await.expect("a look");
         let service = &bench.running.service;
         service.ledger.close(bought.order, OrderStatus::Cancelled).await.expect("a move");
         service.stock.release(sale.id, &bought.user, bought.order).await.expect("an answer");
-        held.let_go();
+        held.resume();
     };
     let (found, ()) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
     assert_eq!(found.expect("a look").rebuild, None);
@@ -332,12 +332,12 @@ async fn a_sale_that_another_auditor_has_rebuilt_meanwhile_is_not_rebuilt_again(
     let (sandbox, bench, late) = beside_one_that_can_be_held("rebuilt_meanwhile").await;
     let sale = bench.open(3).await;
     freeze(&bench, &sale).await;
-    let look = Spot::Script(include_str!("../../../lua/purchase.lua"));
-    let trap = sandbox.redis().proxy().expect("a proxy").trap(look, Moment::After);
+    let look = BreakAt::Script(include_str!("../../../lua/purchase.lua"));
+    let trap = sandbox.redis().proxy().expect("a proxy").breakpoint(look, Timing::After);
     let meanwhile = async {
-        let held = trap.held(PATIENCE).await.expect("a look");
+        let held = trap.hit(PATIENCE).await.expect("a look");
         assert_rebuilt(&bench, &sale, 2).await;
-        held.let_go();
+        held.resume();
     };
     let (outcome, ()) = tokio::join!(late.run_once(&sale, false), meanwhile);
     assert_eq!(outcome.expect("a run").of(Job::Rebuild).repaired, 0);

@@ -160,7 +160,7 @@ async fn a_purchase_without_an_answer_is_unknown_and_its_retry_learns_the_truth(
     let shop = Shop::open(&settings, 3).await;
     // From here on Redis knows the script, so that the lost answer is not that it does not.
     assert!(is_accepted(&shop.one(shop.purchase("zoe")).await));
-    sandbox.redis().proxy().expect("a proxy").drop_replies().await;
+    sandbox.redis().proxy().expect("a proxy").drop_responses().await;
     let purchase = shop.purchase("ann");
     let lost = shop.stock.purchase(shop.sale.id, purchase.clone()).await;
     assert_eq!(lost.outcome, Outcome::Unknown(purchase.order));
@@ -180,7 +180,7 @@ async fn a_connection_that_fell_silent_is_replaced_and_the_node_sells_on() {
     settings.url = sandbox.redis().proxied_url().expect("a proxy").into();
     settings.response_timeout_ms = 300;
     let shop = Shop::open(&settings, 3).await;
-    sandbox.redis().proxy().expect("a proxy").strand();
+    sandbox.redis().proxy().expect("a proxy").black_hole();
     let lost = shop.purchase("ann");
     assert_eq!(shop.stock.purchase(shop.sale.id, lost.clone()).await.outcome, Outcome::Unknown(lost.order));
     assert!(is_accepted(&shop.stock.purchase(shop.sale.id, shop.purchase("bob")).await.outcome));
