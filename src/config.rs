@@ -151,7 +151,7 @@ pub struct Consumer {
     pub max_poll_ms: u64,
 }
 
-/// The auditor.
+/// The reconciler.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reconcile {

@@ -65,9 +65,9 @@ impl Operator {
     pub async fn change(&self, id: SaleId, change: SaleChange) -> Result<Sale, Error> {
         if change.state == Some(SaleState::Open) && self.find(id).await?.state == SaleState::Draft {
             self.catalogue.change(id, SaleChange { state: None, ..change }).await?;
-            if opening::open(&self.ledger, &self.stock, id).await? == Opened::LeftToTheAuditor {
+            if opening::open(&self.ledger, &self.stock, id).await? == Opened::LeftToReconciler {
                 return Err(Error::NotOnSale(
-                    "it has sold before, and sells again once an auditor has rebuilt it".to_owned(),
+                    "it has sold before, and sells again once a reconciler has rebuilt it".to_owned(),
                 ));
             }
         }

@@ -3,7 +3,7 @@
 //! 1. SIGTERM or SIGINT (or a part that ended by itself): readiness off. Then the drain wait, in which the node still
 //!    answers, so that a balancer can notice and send nobody else.
 //! 2. [`Part::Http`]: stop accepting; requests under way are answered.
-//! 3. [`Part::Jobs`]: sweepers, pollers, the auditor.
+//! 3. [`Part::Jobs`]: sweepers, pollers, the reconciler.
 //! 4. [`Part::Relay`]: it ends after the delivery reports of what it published.
 //! 5. [`Part::Consumer`]: it ends after the commits of what it wrote.
 //! 6. [`Stop::run`] returns; pools are closed by whoever holds them.

@@ -23,7 +23,7 @@ use crate::ledger::Ledger;
 use crate::lock::Lock;
 use crate::operator::Operator;
 use crate::outbox::{Relay, heartbeat};
-use crate::reconcile::{Auditor, Parts};
+use crate::reconcile::{Parts, Reconciler};
 use crate::shutdown::{self, Part, Stop, Stopped};
 use crate::stock::Stock;
 use crate::telemetry;
@@ -110,7 +110,7 @@ impl Service {
             service.start_consumer(settings, &registry, stop)?;
         }
         if roles.reconcile {
-            service.start_auditor(settings, &registry, stop)?;
+            service.start_reconciler(settings, &registry, stop)?;
         }
         if roles.serve {
             service.http = Some(http::start(settings, &service, registry, stop)?);
@@ -141,11 +141,11 @@ impl Service {
         Ok(())
     }
 
-    fn start_auditor(&self, settings: &Settings, registry: &Registry, stop: &Stop) -> anyhow::Result<()> {
+    fn start_reconciler(&self, settings: &Settings, registry: &Registry, stop: &Stop) -> anyhow::Result<()> {
         let (catalogue, ledger, stock) = (self.catalogue.clone(), self.ledger.clone(), self.stock.clone());
-        let auditor = auditor_of(settings, catalogue, ledger, stock, registry)?;
+        let reconciler = reconciler_of(settings, catalogue, ledger, stock, registry)?;
         let token = stop.token(Part::Jobs);
-        stop.spawn(Part::Jobs, async move { auditor.run(token).await });
+        stop.spawn(Part::Jobs, async move { reconciler.run(token).await });
         Ok(())
     }
 
@@ -175,26 +175,26 @@ pub async fn operator(settings: &Settings) -> anyhow::Result<Operator> {
     Ok(Operator::new(catalogue, ledger, stock, settings))
 }
 
-/// An auditor, and the sales that there are, for a process that plays no role.
-pub async fn auditor(settings: &Settings) -> anyhow::Result<(Catalogue, Auditor)> {
+/// A reconciler, and the sales that there are, for a process that plays no role.
+pub async fn reconciler(settings: &Settings) -> anyhow::Result<(Catalogue, Reconciler)> {
     let ledger = ledger(settings).await?;
     let catalogue = catalogue(settings, &ledger).await?;
     let stock = Stock::connect(&settings.redis)?;
-    let auditor = auditor_of(settings, catalogue.clone(), ledger, stock, &telemetry::registry()?)?;
-    Ok((catalogue, auditor))
+    let reconciler = reconciler_of(settings, catalogue.clone(), ledger, stock, &telemetry::registry()?)?;
+    Ok((catalogue, reconciler))
 }
 
-fn auditor_of(
+fn reconciler_of(
     settings: &Settings,
     catalogue: Catalogue,
     ledger: Ledger,
     stock: Stock,
     registry: &Registry,
-) -> anyhow::Result<Auditor> {
+) -> anyhow::Result<Reconciler> {
     let lock = Lock::new(&settings.redis, ledger.pool().clone())?;
     lock.metrics().register(registry)?;
     let parts = Parts { catalogue, ledger, stock, lock, producer: Producer::new(&settings.kafka)? };
-    Ok(Auditor::new(settings, parts, registry)?)
+    Ok(Reconciler::new(settings, parts, registry)?)
 }
 
 async fn catalogue(settings: &Settings, ledger: &Ledger) -> anyhow::Result<Catalogue> {

@@ -1,4 +1,4 @@
-//! `seckill reconcile`: the auditor as a role, as one run by hand, or as a dry run that changes nothing.
+//! `seckill reconcile`: the reconciler as a role, as one run by hand, or as a dry run that changes nothing.
 
 use anyhow::ensure;
 use clap::Args;
@@ -7,7 +7,7 @@ use super::out;
 use crate::app::{self, Roles};
 use crate::config::Settings;
 use crate::domain::{Sale, SaleId, SaleState};
-use crate::reconcile::{Auditor, Figures, Job};
+use crate::reconcile::{Figures, Job, Reconciler};
 
 #[derive(Debug, Args)]
 pub struct Reconcile {
@@ -30,7 +30,7 @@ impl Reconcile {
             ensure!(self.sale.is_none(), "--sale goes with --once or --dry-run");
             return app::run(settings, Roles::RECONCILE).await;
         }
-        let (catalogue, auditor) = app::auditor(&settings).await?;
+        let (catalogue, reconciler) = app::reconciler(&settings).await?;
         let chosen = |sale: &&Sale| self.sale.is_none_or(|id| id == sale.id);
         let all = catalogue.all();
         let sales: Vec<_> = all.iter().map(AsRef::as_ref).filter(chosen).collect();
@@ -42,7 +42,7 @@ impl Reconcile {
         while !left.is_empty() {
             let mut again = Vec::new();
             for sale in left {
-                match self.audit(&auditor, sale).await {
+                match self.run_on(&reconciler, sale).await {
                     Ok(figures) => {
                         print(sale.id, &figures);
                         again.extend((figures.of(Job::CatchUp).repaired > 0).then_some(sale));
@@ -59,11 +59,11 @@ impl Reconcile {
         Ok(())
     }
 
-    async fn audit(&self, auditor: &Auditor, sale: &Sale) -> anyhow::Result<Figures> {
+    async fn run_on(&self, reconciler: &Reconciler, sale: &Sale) -> anyhow::Result<Figures> {
         if self.dry_run {
-            return Ok(auditor.inspect(sale, true).await?.figures());
+            return Ok(reconciler.inspect(sale, true).await?.figures());
         }
-        Ok(auditor.run_once(sale, true).await?)
+        Ok(reconciler.run_once(sale, true).await?)
     }
 }
 

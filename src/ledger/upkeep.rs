@@ -1,4 +1,4 @@
-//! What the auditor asks of the ledger and writes to it. Every write shows the fence first.
+//! What the reconciler asks of the ledger and writes to it. Every write shows the fence first.
 
 use std::collections::HashMap;
 

@@ -84,7 +84,7 @@ pub(super) fn covered(snapshot: &Snapshot) -> Checked {
         }
     }
     let claimed: HashSet<OrderId> = redis.claims.iter().map(|claim| claim.order).collect();
-    // The later order of a buyer who met both pools keeps its claim until the auditor's next pass.
+    // The later order of a buyer who met both pools keeps its claim until the reconciler's next pass.
     let rejected = ledger
         .orders
         .iter()

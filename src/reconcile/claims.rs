@@ -1,12 +1,12 @@
 //! Two jobs on claims: what has no row is published again, what is closed is released.
 
-use super::{Auditor, Error};
+use super::{Error, Reconciler};
 use crate::domain::{OrderMessage, SaleId};
 use crate::kafka::{Delivery, Record, message};
 use crate::stock::ClaimRecord;
 use crate::stock::script::ReleaseCode;
 
-impl Auditor {
+impl Reconciler {
     /// Releases claims by order id, which frees nothing that the buyer has bought since.
     pub(super) async fn release(&self, sale: SaleId, claims: &[ClaimRecord]) -> Result<u64, Error> {
         let mut released = 0;

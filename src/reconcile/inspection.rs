@@ -5,7 +5,7 @@ use std::fmt;
 
 use time::OffsetDateTime;
 
-use super::{Auditor, Error, Figures, Job};
+use super::{Error, Figures, Job, Reconciler};
 use crate::domain::{OrderId, Sale, SaleState};
 use crate::ledger::StockRow;
 use crate::stock::ClaimRecord;
@@ -77,7 +77,7 @@ impl Inspection {
     }
 }
 
-impl Auditor {
+impl Reconciler {
     /// Looks, and writes nothing: also the dry run of every job.
     pub async fn inspect(&self, sale: &Sale, deep: bool) -> Result<Inspection, Error> {
         let mut found = Inspection::default();

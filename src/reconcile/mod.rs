@@ -1,4 +1,4 @@
-//! Step 9: the auditor, which finds what a fault has left undone and does it, and the only user of the lock.
+//! Step 9: the reconciler, which finds what a fault has left undone and does it, and the only user of the lock.
 //!
 //! In: every sale that was ever opened, twice a second. Decided: is anything overdue, missing, or left behind? If
 //! not, nothing is locked and nothing written. Guaranteed: whatever is repaired is repaired once, under the sale's
@@ -56,8 +56,8 @@ pub enum Error {
     Lost(lock::Lost),
 }
 
-/// The auditor of all sales. Any number of them may run.
-pub struct Auditor {
+/// The reconciler of all sales. Any number of them may run.
+pub struct Reconciler {
     settings: config::Reconcile,
     kafka: config::Kafka,
     retention: Duration,
@@ -71,7 +71,7 @@ pub struct Auditor {
     metrics: Metrics,
 }
 
-/// Everything that an auditor works on.
+/// Everything that a reconciler works on.
 pub struct Parts {
     pub catalogue: Catalogue,
     pub ledger: Ledger,
@@ -80,7 +80,7 @@ pub struct Parts {
     pub producer: Producer,
 }
 
-impl Auditor {
+impl Reconciler {
     /// # Errors
     /// When the metrics are registered already.
     pub fn new(
@@ -117,7 +117,7 @@ impl Auditor {
         };
         let guard = match self.lock.acquire(&Name::sale(sale.id), options).await {
             Ok(guard) => guard,
-            // Another auditor is at it.
+            // Another reconciler is at it.
             Err(AcquireError::Busy { .. } | AcquireError::TimedOut) => return Ok(found.figures()),
             Err(error) => return Err(error.into()),
         };

@@ -40,8 +40,8 @@ const OPENED: &str = "UPDATE sales SET state = 'open', revision = revision + 1 W
 pub enum Opened {
     /// It sells, or will at its time; or it was no draft any more.
     OnSale,
-    /// It was opened before and has sold, which the ledger had forgotten. It sells once an auditor has rebuilt it.
-    LeftToTheAuditor,
+    /// It was opened before and has sold, which the ledger had forgotten. It sells once a reconciler has rebuilt it.
+    LeftToReconciler,
 }
 
 /// Puts a draft on sale. Does nothing to a sale that is no draft any more.
@@ -81,8 +81,8 @@ async fn put_on_sale(
     let above = if sold { generation - 1 } else { generation };
     let raised = ledger::raise_generation(transaction, id, above).await?;
     if sold || !raised.claims.is_empty() {
-        tracing::warn!(sale = %id, generation, "a draft has been sold already and is left to the auditor: was the ledger restored?");
-        return Ok(Opened::LeftToTheAuditor);
+        tracing::warn!(sale = %id, generation, "a draft has been sold already and is left to the reconciler: was the ledger restored?");
+        return Ok(Opened::LeftToReconciler);
     }
     let on_sale = OnSale { generation: raised.generation, total: raised.total, remaining: raised.available };
     let open = Sale { state: SaleState::Open, ..draft };

@@ -10,7 +10,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::rounds::Seat;
-use super::{Auditor, Error};
+use super::{Error, Reconciler};
 use crate::domain::{OrderId, Sale, SaleId, UserId};
 use crate::kafka;
 use crate::ledger::{Warm, WarmRequest};
@@ -96,7 +96,7 @@ pub(super) struct Rebuilt {
     pub steps: Steps,
 }
 
-impl Auditor {
+impl Reconciler {
     /// Rebuilds the sale. Waits as long as it takes: the lock's maximum hold bounds it from outside.
     ///
     /// `None`: the ledger had to catch up first, and another look rebuilds the sale, which is frozen. The orders of one

@@ -13,7 +13,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::{Auditor, Error};
+use super::{Error, Reconciler};
 use crate::backoff::Backoff;
 use crate::domain::{SaleId, SaleState};
 use crate::telemetry::Outage;
@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_millis(50);
 /// What came of a look at a sale.
 type Ended = Result<(SaleId, Result<(), Error>), JoinError>;
 
-impl Auditor {
+impl Reconciler {
     /// Looks at every sale again and again until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         // What is under way ends with this future, wherever it is: what it does may be cut off at any point.
@@ -41,8 +41,8 @@ impl Auditor {
                     continue;
                 }
                 let Some(deep) = rounds.begin(sale.id) else { continue };
-                let auditor = Arc::clone(&self);
-                looks.spawn(async move { (sale.id, auditor.run_once(&sale, deep).await.map(drop)) });
+                let reconciler = Arc::clone(&self);
+                looks.spawn(async move { (sale.id, reconciler.run_once(&sale, deep).await.map(drop)) });
             }
             let mut due = Instant::now() + every;
             let mut hurried = false;
@@ -126,12 +126,12 @@ impl Rounds {
     fn tell_once(&mut self, sale: SaleId, error: Option<Error>) {
         let Some(error) = error else {
             if let Some(outage) = self.troubled.remove(&sale) {
-                outage.recovered(|| tracing::info!(%sale, "the auditor can work on this sale again"));
+                outage.recovered(|| tracing::info!(%sale, "the reconciler can work on this sale again"));
             }
             return;
         };
         self.troubled.entry(sale).or_default().failed(error.to_string().as_str(), |trouble| {
-            tracing::warn!(%sale, trouble, "the auditor cannot do its work on this sale now; it goes on trying");
+            tracing::warn!(%sale, trouble, "the reconciler cannot do its work on this sale now; it goes on trying");
             self.soon.reset();
         });
     }
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_look_that_broke_down_breaks_the_auditor_down() {
+    async fn a_look_that_broke_down_breaks_the_reconciler_down() {
         let mut rounds = Rounds::new(SOON, SOON);
         let mut looks: JoinSet<(SaleId, Result<(), Error>)> = JoinSet::new();
         looks.spawn(async { panic!("a defect") });

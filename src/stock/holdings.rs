@@ -1,4 +1,4 @@
-//! What Redis holds of a sale, for the auditor: every claim with its age, and what it takes to publish it again.
+//! What Redis holds of a sale, for the reconciler: every claim with its age, and what it takes to publish it again.
 
 use std::collections::HashMap;
 

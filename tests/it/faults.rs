@@ -29,7 +29,7 @@ struct Scene {
     nodes: Vec<(Process, SocketAddr)>,
     relay: Process,
     consumer: Process,
-    _auditor: Process,
+    _reconciler: Process,
     /// Plays no role: the operator and the observer, straight to the stores.
     observer: Running,
     settings: Settings,
@@ -47,11 +47,11 @@ impl Scene {
         }
         let spawn =
             |role: &str| sandbox.spawn(role, Path::new(BINARY), &[role], env_for(&settings)).expect("a process");
-        let (relay, consumer, auditor) = (spawn("relay"), spawn("consume"), spawn("reconcile"));
+        let (relay, consumer, reconciler) = (spawn("relay"), spawn("consume"), spawn("reconcile"));
         let stop = Stop::new();
         let service = Service::start(&settings, Roles::OBSERVE, &stop).await.expect("the stores answer");
         let observer = Running { settings: settings.clone(), service, stop };
-        Self { nodes: running, relay, consumer, _auditor: auditor, observer, settings, sandbox }
+        Self { nodes: running, relay, consumer, _reconciler: reconciler, observer, settings, sandbox }
     }
 
     async fn open(&self, total: u32) -> SaleId {

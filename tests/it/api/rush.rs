@@ -122,7 +122,7 @@ async fn who_comes_again_after_sold_out_gets_the_reserve_and_not_one_unit_more()
         let user = newcomers.next().map(|n| format!("u{n}")).expect("there is no last one");
         let codes = by_code(&rush([&one, &two], sale, vec![user]).await);
         accepted += codes.get("accepted").unwrap_or(&0);
-        // As often as a person looks; the auditor needs its turn, too.
+        // As often as a person looks; the reconciler needs its turn, too.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let late = rush([&one, &two], sale, (10_000..10_100).map(|n| format!("u{n}")).collect()).await;

@@ -1,7 +1,7 @@
 //! The breaker where it stands: between a node and Redis.
 
-use crate::support::audit::Bench;
 use crate::support::fixtures::purchase;
+use crate::support::reconciler::ReconcilerFixture;
 use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, prepared};
 use crate::support::wait_until;
@@ -17,13 +17,13 @@ use seckill::stock::Stock;
 async fn a_node_whose_breaker_is_open_sends_no_purchase_to_redis() {
     let (sandbox, settings) = with_own("breaker", own_redis()).await;
     let settings = prepared(settings).await;
-    let bench = Bench::start(&settings, Roles::OBSERVE).await;
-    let sale = bench.open_with(10, 5).await;
+    let fixture = ReconcilerFixture::start(&settings, Roles::OBSERVE).await;
+    let sale = fixture.open_with(10, 5).await;
     let mut cut = sandbox.proxied(&settings);
     cut.redis.response_timeout_ms = 300;
     (cut.fallback.failures, cut.fallback.open_ms) = (1, 3_600_000);
     let stock = Stock::connect(&cut.redis).expect("a Redis URL");
-    let ledger = bench.running.service.ledger.clone();
+    let ledger = fixture.running.service.ledger.clone();
     let node = Purchasing::new(&cut.fallback, stock.clone(), ledger, &Registry::new()).expect("metrics");
     let ask = async |user, spare| {
         let answer = node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, spare)).await;
@@ -38,8 +38,8 @@ async fn a_node_whose_breaker_is_open_sends_no_purchase_to_redis() {
         matches!(stock.purchase(sale.id, purchase(&sale, "eve")).await.outcome, Outcome::Accepted(_))
     })
     .await;
-    let left = bench.remaining(&sale).await;
+    let left = fixture.remaining(&sale).await;
     ask("bob", 2).await;
-    assert_eq!(bench.remaining(&sale).await, left);
-    assert_eq!(bench.row(&sale).await.reserve, 3);
+    assert_eq!(fixture.remaining(&sale).await, left);
+    assert_eq!(fixture.row(&sale).await.reserve, 3);
 }

@@ -149,7 +149,7 @@ async fn an_unknown_purchase_goes_on_under_its_own_id_and_is_one_row() {
     let rows: Vec<_> = ledger.orders.iter().filter(|row| row.user.as_str() == "ann").collect();
     assert_eq!(rows.len(), 1);
     assert_eq!((rows[0].id.to_string(), rows[0].pool), (order.clone(), Pool::Reserve));
-    // All that is left of it is the claim in Redis, whose unit the auditor gives back.
+    // All that is left of it is the claim in Redis, whose unit the reconciler gives back.
     scene.whole.settle(sale).await;
     assert!(!claimed().await);
     assert_eq!(status(&scene.cut, "ann", &order).await, "created");
@@ -177,7 +177,7 @@ async fn a_buyer_in_both_pools_keeps_the_first_order_and_the_later_is_already_pu
     let path = format!("/api/v1/sales/{sale}/order");
     let own = Connection::open(scene.whole.address()).await.get(&path, &scene.whole.token("bob")).await;
     assert_eq!((own.json()["order_id"].as_str(), own.json()["status"].as_str()), (Some(&*reserved), Some("created")));
-    // The auditor gives the unit of the rejected order back.
+    // The reconciler gives the unit of the rejected order back.
     scene.whole.settle(sale).await;
     scene.stop().await;
 }

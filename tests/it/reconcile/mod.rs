@@ -1,6 +1,6 @@
 //! Step 9 on real servers.
 
-mod auditor;
+mod reconciler;
 
 mod opening;
 

@@ -206,7 +206,7 @@ async fn a_restart_of_every_part_never_overwrites_a_live_sale() {
     sandbox.kafka().restart().await.expect("a restart");
 
     let node = Running::start(&settings, Roles::ALL).await;
-    // Another process of Redis sells nothing before the auditor has rebuilt the sale, from what is left of it.
+    // Another process of Redis sells nothing before the reconciler has rebuilt the sale, from what is left of it.
     let next = before.generation + 1;
     wait_until("the sale sells again", PATIENCE, async || {
         node.service.catalogue.get(sale).is_some_and(|known| known.generation == next)

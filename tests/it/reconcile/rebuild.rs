@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use crate::support::audit::{Bench, hasty};
 use crate::support::fixtures::{new_sale, purchase};
+use crate::support::reconciler::{ReconcilerFixture, hasty};
 use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, prepared};
 use crate::support::wait_until;
@@ -21,7 +21,7 @@ use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
 use seckill::lock::Lost;
 use seckill::purchasing::Purchasing;
 use seckill::reconcile::opening::{self, Opened};
-use seckill::reconcile::{Auditor, Error, Figures, Job};
+use seckill::reconcile::{Error, Figures, Job, Reconciler};
 use seckill::stock::keys;
 use time::OffsetDateTime;
 
@@ -33,10 +33,10 @@ async fn impatient(name: &str) -> Settings {
 }
 
 /// One run. If Kafka is slow to answer, it is made again, as the service does.
-async fn run(bench: &Bench, sale: &Sale) -> Result<Figures, Error> {
+async fn run(fixture: &ReconcilerFixture, sale: &Sale) -> Result<Figures, Error> {
     let run = async {
         loop {
-            match bench.auditor.run_once(sale, true).await {
+            match fixture.reconciler.run_once(sale, true).await {
                 Err(Error::Kafka(_)) => {}
                 outcome => return outcome,
             }
@@ -45,161 +45,161 @@ async fn run(bench: &Bench, sale: &Sale) -> Result<Figures, Error> {
     tokio::time::timeout(PATIENCE, run).await.expect("a run has an end")
 }
 
-/// The same sale, and an auditor with time.
-async fn patient(bench: &Bench, roles: Roles) -> Bench {
-    let mut settings = bench.running.settings.clone();
+/// The same sale, and a reconciler with time.
+async fn patient(fixture: &ReconcilerFixture, roles: Roles) -> ReconcilerFixture {
+    let mut settings = fixture.running.settings.clone();
     settings.reconcile.max_hold_ms = 600_000;
-    Bench::start(&settings, roles).await
+    ReconcilerFixture::start(&settings, roles).await
 }
 
 fn assert_clean(figures: &Figures) {
     assert!(figures.is_clean(), "{figures:?}");
 }
 
-async fn assert_waits(bench: &Bench, sale: &Sale, generation: i64) {
-    let waited = run(bench, sale).await;
+async fn assert_waits(fixture: &ReconcilerFixture, sale: &Sale, generation: i64) {
+    let waited = run(fixture, sale).await;
     assert!(matches!(waited, Err(Error::Lost(Lost::MaxHold))), "{waited:?}");
-    assert_eq!(bench.row(sale).await.generation, generation, "nothing was raised");
+    assert_eq!(fixture.row(sale).await.generation, generation, "nothing was raised");
 }
 
-async fn assert_rebuilt(bench: &Bench, sale: &Sale, generation: i64) -> Figures {
-    let figures = run(bench, sale).await.expect("a run");
+async fn assert_rebuilt(fixture: &ReconcilerFixture, sale: &Sale, generation: i64) -> Figures {
+    let figures = run(fixture, sale).await.expect("a run");
     assert_eq!(figures.of(Job::Rebuild).repaired, 1);
-    assert_eq!(bench.row(sale).await.generation, generation);
-    let update = bench.running.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
+    assert_eq!(fixture.row(sale).await.generation, generation);
+    let update = fixture.running.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
     assert_eq!(update.version.generation, generation);
     figures
 }
 
 /// The first look at a sale whose ledger is older than Redis.
-async fn assert_catches_up(bench: &Bench, sale: &Sale, generation: i64) {
-    let figures = run(bench, sale).await.expect("a run");
+async fn assert_catches_up(fixture: &ReconcilerFixture, sale: &Sale, generation: i64) {
+    let figures = run(fixture, sale).await.expect("a run");
     assert_eq!((figures.of(Job::CatchUp).repaired, figures.of(Job::Rebuild).repaired), (1, 0));
-    assert_eq!(bench.row(sale).await.generation, generation);
+    assert_eq!(fixture.row(sale).await.generation, generation);
 }
 
-/// As an auditor leaves a sale that died in the middle of a rebuild: the same life, and nobody sells.
-async fn freeze(bench: &Bench, sale: &Sale) {
-    bench.running.service.stock.freeze(sale.id, 1).await.expect("an answer");
+/// As a reconciler leaves a sale that died in the middle of a rebuild: the same life, and nobody sells.
+async fn freeze(fixture: &ReconcilerFixture, sale: &Sale) {
+    fixture.running.service.stock.freeze(sale.id, 1).await.expect("an answer");
 }
 
 /// A relay holds orders in its memory that stand nowhere else: they are late, and known to be, if it is not waited for.
 #[tokio::test]
 async fn a_rebuild_sells_nothing_and_raises_nothing_until_every_relay_has_published_what_it_held() {
-    let bench = Bench::start(&impatient("relays").await, Roles::OBSERVE).await;
-    let sale = bench.open(3).await;
+    let fixture = ReconcilerFixture::start(&impatient("relays").await, Roles::OBSERVE).await;
+    let sale = fixture.open(3).await;
     // Redis sells on at the generation that the nodes know, while the ledger is at the next.
-    bench.running.service.ledger.open_generation(sale.id, 1, None).await.expect("a generation");
+    fixture.running.service.ledger.open_generation(sale.id, 1, None).await.expect("a generation");
     let relay = "INSERT INTO relays (instance, seen_at, flushed_home)
                  SELECT 'one', clock_timestamp() + interval '1 hour', 'another Redis' WHERE $1 > 0";
-    bench.meddle(&sale, relay).await;
-    assert_waits(&bench, &sale, 2).await;
-    let asked = bench.running.service.stock.purchase(sale.id, purchase(&sale, "ann")).await.outcome;
+    fixture.meddle(&sale, relay).await;
+    assert_waits(&fixture, &sale, 2).await;
+    let asked = fixture.running.service.stock.purchase(sale.id, purchase(&sale, "ann")).await.outcome;
     assert_eq!(asked, Outcome::Cold, "frozen first: nothing is accepted while the rebuild waits");
     // A dead one is not waited for.
-    bench.meddle(&sale, "UPDATE relays SET seen_at = clock_timestamp() - interval '1 hour' WHERE $1 > 0").await;
-    assert_rebuilt(&patient(&bench, Roles::OBSERVE).await, &sale, 3).await;
+    fixture.meddle(&sale, "UPDATE relays SET seen_at = clock_timestamp() - interval '1 hour' WHERE $1 > 0").await;
+    assert_rebuilt(&patient(&fixture, Roles::OBSERVE).await, &sale, 3).await;
 }
 
 #[tokio::test]
 async fn a_rebuild_raises_nothing_while_an_order_stands_in_the_outbox() {
-    let bench = Bench::start(&impatient("outbox").await, Roles::OBSERVE).await;
-    let sale = bench.open(3).await;
-    let bought = bench.buy(&sale, "ann").await;
-    bench.record(&sale, &bought).await;
-    freeze(&bench, &sale).await;
-    assert_waits(&bench, &sale, 1).await;
-    bench.drain_outbox(&sale).await;
-    assert_rebuilt(&patient(&bench, Roles::OBSERVE).await, &sale, 2).await;
+    let fixture = ReconcilerFixture::start(&impatient("outbox").await, Roles::OBSERVE).await;
+    let sale = fixture.open(3).await;
+    let bought = fixture.buy(&sale, "ann").await;
+    fixture.record(&sale, &bought).await;
+    freeze(&fixture, &sale).await;
+    assert_waits(&fixture, &sale, 1).await;
+    fixture.drain_outbox(&sale).await;
+    assert_rebuilt(&patient(&fixture, Roles::OBSERVE).await, &sale, 2).await;
 }
 
 /// Redis has forgotten the order, and the consumer has not got to it yet: only Kafka knows.
 #[tokio::test]
 async fn a_rebuild_raises_nothing_before_every_order_in_kafka_has_its_row() {
-    let bench = Bench::start(&impatient("watermarks").await, Roles::OBSERVE).await;
-    let sale = bench.open(3).await;
-    let bought = bench.buy(&sale, "ann").await;
-    bench.drain_outbox(&sale).await;
-    assert_eq!(run(&bench, &sale).await.expect("a run").of(Job::Republish).repaired, 1, "it is in Kafka");
-    let _: i64 = bench.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
-    assert_waits(&bench, &sale, 1).await;
+    let fixture = ReconcilerFixture::start(&impatient("watermarks").await, Roles::OBSERVE).await;
+    let sale = fixture.open(3).await;
+    let bought = fixture.buy(&sale, "ann").await;
+    fixture.drain_outbox(&sale).await;
+    assert_eq!(run(&fixture, &sale).await.expect("a run").of(Job::Republish).repaired, 1, "it is in Kafka");
+    let _: i64 = fixture.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
+    assert_waits(&fixture, &sale, 1).await;
 
-    let bench = patient(&bench, Roles::CONSUME).await;
-    assert_rebuilt(&bench, &sale, 2).await;
-    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Created, None)), "and not superseded");
-    assert_eq!(bench.remaining(&sale).await, 2);
+    let fixture = patient(&fixture, Roles::CONSUME).await;
+    assert_rebuilt(&fixture, &sale, 2).await;
+    assert_eq!(fixture.status(bought.order).await, Some((OrderStatus::Created, None)), "and not superseded");
+    assert_eq!(fixture.remaining(&sale).await, 2);
 }
 
 /// Kafka lost the message, so the claim is the order's last trace, and the rebuild takes the claims of the ledger.
 #[tokio::test]
 async fn a_claim_without_a_row_is_published_again_before_the_rebuild_forgets_it() {
-    let bench = Bench::start(&hasty("rows_before").await, Roles::CONSUME).await;
-    let sale = bench.open(3).await;
-    let bought = bench.buy(&sale, "ann").await;
-    bench.drain_outbox(&sale).await;
-    freeze(&bench, &sale).await;
-    assert_rebuilt(&bench, &sale, 2).await;
-    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Created, None)));
-    assert_eq!(bench.remaining(&sale).await, 2);
-    bench.running.settle(sale.id).await;
+    let fixture = ReconcilerFixture::start(&hasty("rows_before").await, Roles::CONSUME).await;
+    let sale = fixture.open(3).await;
+    let bought = fixture.buy(&sale, "ann").await;
+    fixture.drain_outbox(&sale).await;
+    freeze(&fixture, &sale).await;
+    assert_rebuilt(&fixture, &sale, 2).await;
+    assert_eq!(fixture.status(bought.order).await, Some((OrderStatus::Created, None)));
+    assert_eq!(fixture.remaining(&sale).await, 2);
+    fixture.running.settle(sale.id).await;
 }
 
 /// Orders of a life that the ledger has forgotten may still come. None of them may be taken for one of the new life.
 #[tokio::test]
 async fn a_ledger_from_an_older_copy_goes_on_above_the_generation_in_redis() {
-    let bench = Bench::start(&hasty("older_ledger").await, Roles::OBSERVE).await;
-    let sale = bench.open(3).await;
-    let () = bench.redis().await.hset(keys::sale(sale.id), "generation", 5).await.expect("a hash");
-    assert_catches_up(&bench, &sale, 5).await;
-    assert_rebuilt(&bench, &sale, 6).await;
+    let fixture = ReconcilerFixture::start(&hasty("older_ledger").await, Roles::OBSERVE).await;
+    let sale = fixture.open(3).await;
+    let () = fixture.redis().await.hset(keys::sale(sale.id), "generation", 5).await.expect("a hash");
+    assert_catches_up(&fixture, &sale, 5).await;
+    assert_rebuilt(&fixture, &sale, 6).await;
 }
 
 /// Sells a rebuilt sale, whose ledger was restored from before that.
-async fn sell_ahead_of_the_ledger(bench: &Bench, sale: &Sale) -> OrderId {
-    bench.meddle(sale, "UPDATE stock SET generation = 1 WHERE sale_id = $1").await;
-    bench.buy(&Sale { generation: 2, ..sale.clone() }, "ann").await.order
+async fn sell_ahead_of_the_ledger(fixture: &ReconcilerFixture, sale: &Sale) -> OrderId {
+    fixture.meddle(sale, "UPDATE stock SET generation = 1 WHERE sale_id = $1").await;
+    fixture.buy(&Sale { generation: 2, ..sale.clone() }, "ann").await.order
 }
 
 /// The order's message waits for a ledger that knows its life, and the rebuild waits for the message.
 #[tokio::test]
 async fn an_order_of_a_life_that_the_ledger_forgot_has_its_row_when_the_rebuild_ends() {
-    let bench = Bench::start(&hasty("forgotten_life").await, Roles::CONSUME).await;
-    let sale = bench.open(3).await;
-    freeze(&bench, &sale).await;
-    assert_rebuilt(&bench, &sale, 2).await;
-    let order = sell_ahead_of_the_ledger(&bench, &sale).await;
-    bench.drain_outbox(&sale).await;
-    assert_catches_up(&bench, &sale, 2).await;
-    let figures = assert_rebuilt(&bench, &sale, 3).await;
+    let fixture = ReconcilerFixture::start(&hasty("forgotten_life").await, Roles::CONSUME).await;
+    let sale = fixture.open(3).await;
+    freeze(&fixture, &sale).await;
+    assert_rebuilt(&fixture, &sale, 2).await;
+    let order = sell_ahead_of_the_ledger(&fixture, &sale).await;
+    fixture.drain_outbox(&sale).await;
+    assert_catches_up(&fixture, &sale, 2).await;
+    let figures = assert_rebuilt(&fixture, &sale, 3).await;
     assert_eq!(figures.of(Job::Restore).repaired, 0, "it was the ledger that had lost data");
-    assert_eq!(bench.status(order).await, Some((OrderStatus::Created, None)));
-    assert_eq!(bench.remaining(&sale).await, 2);
-    bench.running.settle(sale.id).await;
+    assert_eq!(fixture.status(order).await, Some((OrderStatus::Created, None)));
+    assert_eq!(fixture.remaining(&sale).await, 2);
+    fixture.running.settle(sale.id).await;
 }
 
 /// The message of one waits in front of those of the other.
 #[tokio::test]
 async fn two_sales_whose_ledger_is_older_do_not_wait_for_each_other() {
     let settings = hasty("forgotten_lives").await;
-    let bench = Bench::start(&settings, Roles::CONSUME).await;
+    let fixture = ReconcilerFixture::start(&settings, Roles::CONSUME).await;
     let relay = Running::start(&settings, Roles::RELAY).await;
-    let sales = [bench.open(3).await, bench.open(3).await];
+    let sales = [fixture.open(3).await, fixture.open(3).await];
     for sale in &sales {
-        freeze(&bench, sale).await;
-        assert_rebuilt(&bench, sale, 2).await;
+        freeze(&fixture, sale).await;
+        assert_rebuilt(&fixture, sale, 2).await;
     }
     for sale in &sales {
-        sell_ahead_of_the_ledger(&bench, sale).await;
-        let stock = &bench.running.service.stock;
+        sell_ahead_of_the_ledger(&fixture, sale).await;
+        let stock = &fixture.running.service.stock;
         let published = || async { stock.outbox_length(sale.id).await.is_ok_and(|left| left == 0) };
         wait_until("the order is in Kafka", PATIENCE, published).await;
     }
     for sale in &sales {
-        assert_catches_up(&bench, sale, 2).await;
+        assert_catches_up(&fixture, sale, 2).await;
     }
     for sale in &sales {
-        assert_rebuilt(&bench, sale, 3).await;
-        bench.running.settle(sale.id).await;
+        assert_rebuilt(&fixture, sale, 3).await;
+        fixture.running.settle(sale.id).await;
     }
     relay.stop().await;
 }
@@ -207,23 +207,23 @@ async fn two_sales_whose_ledger_is_older_do_not_wait_for_each_other() {
 /// PostgreSQL was restored from before the sale was opened, and somebody opens it.
 #[tokio::test]
 async fn a_draft_that_has_been_sold_already_is_not_opened_with_nothing_sold() {
-    let bench = Bench::start(&hasty("draft_again").await, Roles::CONSUME).await;
-    let sale = bench.open(3).await;
-    let bought = bench.buy(&sale, "ann").await;
-    bench.drain_outbox(&sale).await;
-    bench.meddle(&sale, "UPDATE stock SET generation = 0 WHERE sale_id = $1").await;
-    bench.meddle(&sale, "UPDATE sales SET state = 'draft' WHERE id = $1").await;
-    let service = &bench.running.service;
+    let fixture = ReconcilerFixture::start(&hasty("draft_again").await, Roles::CONSUME).await;
+    let sale = fixture.open(3).await;
+    let bought = fixture.buy(&sale, "ann").await;
+    fixture.drain_outbox(&sale).await;
+    fixture.meddle(&sale, "UPDATE stock SET generation = 0 WHERE sale_id = $1").await;
+    fixture.meddle(&sale, "UPDATE sales SET state = 'draft' WHERE id = $1").await;
+    let service = &fixture.running.service;
     // The ledger forgot its tokens, too.
-    bench.meddle(&sale, "DELETE FROM lock_fence WHERE resource = 'sale:' || $1").await;
-    let () = bench.redis().await.hset(keys::sale(sale.id), "fence", 4_000).await.expect("a hash");
+    fixture.meddle(&sale, "DELETE FROM lock_fence WHERE resource = 'sale:' || $1").await;
+    let () = fixture.redis().await.hset(keys::sale(sale.id), "fence", 4_000).await.expect("a hash");
     let opened = opening::open(&service.ledger, &service.stock, sale.id).await.expect("it opens");
-    assert_eq!(opened, Opened::LeftToTheAuditor);
-    assert_eq!(bench.row(&sale).await.generation, 1);
-    assert_rebuilt(&bench, &sale, 2).await;
-    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Created, None)));
-    assert_eq!(bench.remaining(&sale).await, 2);
-    bench.running.settle(sale.id).await;
+    assert_eq!(opened, Opened::LeftToReconciler);
+    assert_eq!(fixture.row(&sale).await.generation, 1);
+    assert_rebuilt(&fixture, &sale, 2).await;
+    assert_eq!(fixture.status(bought.order).await, Some((OrderStatus::Created, None)));
+    assert_eq!(fixture.remaining(&sale).await, 2);
+    fixture.running.settle(sale.id).await;
 }
 
 /// Its unit would be sold again. A young one is left alone: what made it may be under way.
@@ -231,73 +231,73 @@ async fn a_draft_that_has_been_sold_already_is_not_opened_with_nothing_sold() {
 async fn a_live_order_without_a_claim_leads_to_a_rebuild_once_it_is_old_enough() {
     let mut settings = hasty("uncovered").await;
     settings.reconcile.grace_ms = 3_600_000;
-    let bench = Bench::start(&settings, Roles::OBSERVE).await;
-    let sale = bench.open(3).await;
-    let bought = bench.buy(&sale, "ann").await;
-    bench.record(&sale, &bought).await;
-    bench.drain_outbox(&sale).await;
-    let _: i64 = bench.redis().await.hdel(keys::claims(sale.id), "ann").await.expect("a hash");
-    assert_clean(&run(&bench, &sale).await.expect("a run"));
-    bench.meddle(&sale, "UPDATE orders SET created_at = created_at - interval '2 hours' WHERE sale_id = $1").await;
-    let figures = assert_rebuilt(&bench, &sale, 2).await;
+    let fixture = ReconcilerFixture::start(&settings, Roles::OBSERVE).await;
+    let sale = fixture.open(3).await;
+    let bought = fixture.buy(&sale, "ann").await;
+    fixture.record(&sale, &bought).await;
+    fixture.drain_outbox(&sale).await;
+    let _: i64 = fixture.redis().await.hdel(keys::claims(sale.id), "ann").await.expect("a hash");
+    assert_clean(&run(&fixture, &sale).await.expect("a run"));
+    fixture.meddle(&sale, "UPDATE orders SET created_at = created_at - interval '2 hours' WHERE sale_id = $1").await;
+    let figures = assert_rebuilt(&fixture, &sale, 2).await;
     assert_eq!(figures.of(Job::Restore).repaired, 1, "an operator learns that Redis has lost data");
-    bench.running.settle(sale.id).await;
+    fixture.running.settle(sale.id).await;
 }
 
 /// Its keys have expired, as they should: that looks like a loss, and would be repaired for ever.
 #[tokio::test]
 async fn a_sale_past_its_retention_is_not_rebuilt() {
-    let bench = Bench::start(&hasty("retention").await, Roles::OBSERVE).await;
-    let sale = bench.open(3).await;
-    let _: i64 = bench.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
-    let retention = bench.running.settings.redis.retention();
+    let fixture = ReconcilerFixture::start(&hasty("retention").await, Roles::OBSERVE).await;
+    let sale = fixture.open(3).await;
+    let _: i64 = fixture.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
+    let retention = fixture.running.settings.redis.retention();
     let over = Sale { ends_at: OffsetDateTime::now_utc() - retention - Duration::from_secs(1), ..sale.clone() };
-    assert_clean(&run(&bench, &over).await.expect("a run"));
-    assert_rebuilt(&bench, &sale, 2).await;
+    assert_clean(&run(&fixture, &over).await.expect("a run"));
+    assert_rebuilt(&fixture, &sale, 2).await;
 }
 
 #[tokio::test]
-async fn a_sale_that_nobody_has_opened_is_not_put_on_sale_by_the_auditor() {
-    let bench = Bench::start(&hasty("unopened").await, Roles::OBSERVE).await;
-    let sale = bench.running.service.operator.create(NewSale { total: 3, ..new_sale() }).await.expect("a sale");
-    assert_clean(&run(&bench, &sale).await.expect("a run"));
-    assert_eq!(bench.row(&sale).await.generation, 0);
+async fn a_sale_that_nobody_has_opened_is_not_put_on_sale_by_the_reconciler() {
+    let fixture = ReconcilerFixture::start(&hasty("unopened").await, Roles::OBSERVE).await;
+    let sale = fixture.running.service.operator.create(NewSale { total: 3, ..new_sale() }).await.expect("a sale");
+    assert_clean(&run(&fixture, &sale).await.expect("a run"));
+    assert_eq!(fixture.row(&sale).await.generation, 0);
 }
 
 /// Redis sells; it is the node that is behind, and a second later it will not be.
 #[tokio::test]
 async fn a_node_that_has_not_heard_of_the_new_life_leaves_the_reserve_alone() {
-    let bench = Bench::start(&hasty("behind").await, Roles::OBSERVE).await;
-    let sale = bench.open_with(4, 2).await;
-    let service = &bench.running.service;
-    let fallback = &bench.running.settings.fallback;
+    let fixture = ReconcilerFixture::start(&hasty("behind").await, Roles::OBSERVE).await;
+    let sale = fixture.open_with(4, 2).await;
+    let service = &fixture.running.service;
+    let fallback = &fixture.running.settings.fallback;
     let (stock, ledger) = (service.stock.clone(), service.ledger.clone());
     let node = Purchasing::new(fallback, stock, ledger, &Registry::new()).expect("metrics");
     let ask = async |user| node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, 1)).await.outcome;
-    freeze(&bench, &sale).await;
+    freeze(&fixture, &sale).await;
     assert!(matches!(ask("ann").await, Outcome::Accepted(_)), "a Redis that may not sell is bridged");
-    assert_rebuilt(&bench, &sale, 2).await;
+    assert_rebuilt(&fixture, &sale, 2).await;
     assert_eq!(ask("bob").await, Outcome::Cold);
-    assert_eq!(bench.row(&sale).await.reserve, 1);
+    assert_eq!(fixture.row(&sale).await.reserve, 1);
 }
 
-/// A Redis of its own, a sale's bench, and one more auditor, whose way to them can be held up in the middle of a look.
-async fn beside_one_that_can_be_held(name: &str) -> (Sandbox, Bench, Auditor) {
+/// A Redis of its own, a sale's fixture, and one more reconciler, whose way to them can be held up in the middle of a look.
+async fn beside_one_that_can_be_held(name: &str) -> (Sandbox, ReconcilerFixture, Reconciler) {
     let (sandbox, settings) = with_own(name, own_redis()).await;
     let mut settings = prepared(settings).await;
     settings.reconcile.grace_ms = 0;
     // For as long as others work meanwhile.
     settings.redis.response_timeout_ms = 60_000;
-    let bench = Bench::start(&settings, Roles::OBSERVE).await;
-    let auditor = Bench::start(&sandbox.proxied(&settings), Roles::OBSERVE).await.auditor;
-    (sandbox, bench, auditor)
+    let fixture = ReconcilerFixture::start(&settings, Roles::OBSERVE).await;
+    let reconciler = ReconcilerFixture::start(&sandbox.proxied(&settings), Roles::OBSERVE).await.reconciler;
+    (sandbox, fixture, reconciler)
 }
 
 /// The two stores cannot be looked at in one instant. What happens in between is no fault, and stops no sale.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_rebuild() {
-    let (sandbox, bench, auditor) = beside_one_that_can_be_held("between_looks").await;
-    let sale = bench.open(3).await;
+    let (sandbox, fixture, reconciler) = beside_one_that_can_be_held("between_looks").await;
+    let sale = fixture.open(3).await;
     let claims = BreakAt::Command("HGETALL");
     let proxy = sandbox.redis().proxy().expect("a proxy");
 
@@ -305,81 +305,81 @@ async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_r
     let trap = proxy.breakpoint(claims, Timing::After);
     let meanwhile = async {
         let held = trap.hit(PATIENCE).await.expect("a look");
-        let bought = bench.buy(&sale, "ann").await;
-        bench.record(&sale, &bought).await;
+        let bought = fixture.buy(&sale, "ann").await;
+        fixture.record(&sale, &bought).await;
         held.resume();
         bought
     };
-    let (found, bought) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
+    let (found, bought) = tokio::join!(reconciler.inspect(&sale, true), meanwhile);
     assert_eq!(found.expect("a look").rebuild, None);
 
     // Closed and released when the ledger has been looked at.
     let trap = proxy.breakpoint(claims, Timing::Before);
     let meanwhile = async {
         let held = trap.hit(PATIENCE).await.expect("a look");
-        let service = &bench.running.service;
+        let service = &fixture.running.service;
         service.ledger.close(bought.order, OrderStatus::Cancelled).await.expect("a move");
         service.stock.release(sale.id, &bought.user, bought.order).await.expect("an answer");
         held.resume();
     };
-    let (found, ()) = tokio::join!(auditor.inspect(&sale, true), meanwhile);
+    let (found, ()) = tokio::join!(reconciler.inspect(&sale, true), meanwhile);
     assert_eq!(found.expect("a look").rebuild, None);
 }
 
 /// Between the look and the lock somebody else may have done it, and a second time would only stop the selling.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sale_that_another_auditor_has_rebuilt_meanwhile_is_not_rebuilt_again() {
-    let (sandbox, bench, late) = beside_one_that_can_be_held("rebuilt_meanwhile").await;
-    let sale = bench.open(3).await;
-    freeze(&bench, &sale).await;
+async fn a_sale_that_another_reconciler_has_rebuilt_meanwhile_is_not_rebuilt_again() {
+    let (sandbox, fixture, late) = beside_one_that_can_be_held("rebuilt_meanwhile").await;
+    let sale = fixture.open(3).await;
+    freeze(&fixture, &sale).await;
     let look = BreakAt::Script(include_str!("../../../lua/purchase.lua"));
     let trap = sandbox.redis().proxy().expect("a proxy").breakpoint(look, Timing::After);
     let meanwhile = async {
         let held = trap.hit(PATIENCE).await.expect("a look");
-        assert_rebuilt(&bench, &sale, 2).await;
+        assert_rebuilt(&fixture, &sale, 2).await;
         held.resume();
     };
     let (outcome, ()) = tokio::join!(late.run_once(&sale, false), meanwhile);
     assert_eq!(outcome.expect("a run").of(Job::Rebuild).repaired, 0);
-    assert_eq!(bench.row(&sale).await.generation, 2);
+    assert_eq!(fixture.row(&sale).await.generation, 2);
 }
 
 /// Nothing that Redis forgets or sleeps through keeps an order from falling due.
 #[tokio::test]
 async fn an_order_that_falls_due_while_redis_is_cold_is_closed_and_its_unit_is_sold_again() {
-    let bench = Bench::start(&hasty("due_while_cold").await, Roles::OBSERVE).await;
-    let sale = bench.open(1).await;
-    let bought = bench.buy(&sale, "ann").await;
-    bench.record(&sale, &bought).await;
-    let _: i64 = bench.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
-    bench.meddle(&sale, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1").await;
-    assert_rebuilt(&bench, &sale, 2).await;
-    assert_eq!(bench.status(bought.order).await, Some((OrderStatus::Expired, None)));
-    assert_eq!(bench.remaining(&sale).await, 1);
+    let fixture = ReconcilerFixture::start(&hasty("due_while_cold").await, Roles::OBSERVE).await;
+    let sale = fixture.open(1).await;
+    let bought = fixture.buy(&sale, "ann").await;
+    fixture.record(&sale, &bought).await;
+    let _: i64 = fixture.redis().await.del(keys::all(sale.id).to_vec()).await.expect("an answer");
+    fixture.meddle(&sale, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1").await;
+    assert_rebuilt(&fixture, &sale, 2).await;
+    assert_eq!(fixture.status(bought.order).await, Some((OrderStatus::Expired, None)));
+    assert_eq!(fixture.remaining(&sale).await, 1);
 }
 
 /// Nobody empties the outbox, so the rebuild waits. An order of another sale falls due meanwhile.
 #[tokio::test]
-async fn a_rebuild_that_waits_does_not_keep_the_auditor_from_other_sales() {
+async fn a_rebuild_that_waits_does_not_keep_the_reconciler_from_other_sales() {
     let mut settings = hasty("waits_alone").await;
     // One sale at a time.
     settings.postgres.max_connections = 2;
-    let bench = Bench::start(&settings, Roles::OBSERVE).await;
-    let (stuck, other) = (bench.open(2).await, bench.open(2).await);
-    bench.buy(&stuck, "ann").await;
-    freeze(&bench, &stuck).await;
-    let bought = bench.buy(&other, "bob").await;
-    bench.record(&other, &bought).await;
-    let auditor = Running::start(&settings, Roles::RECONCILE).await;
-    let redis = tokio::sync::Mutex::new(bench.redis().await);
+    let fixture = ReconcilerFixture::start(&settings, Roles::OBSERVE).await;
+    let (stuck, other) = (fixture.open(2).await, fixture.open(2).await);
+    fixture.buy(&stuck, "ann").await;
+    freeze(&fixture, &stuck).await;
+    let bought = fixture.buy(&other, "bob").await;
+    fixture.record(&other, &bought).await;
+    let reconciler = Running::start(&settings, Roles::RECONCILE).await;
+    let redis = tokio::sync::Mutex::new(fixture.redis().await);
     wait_until("the rebuild has begun", PATIENCE, async || {
         let fence: i64 = redis.lock().await.hget(keys::sale(stuck.id), "fence").await.expect("a hash");
         fence > 1
     })
     .await;
-    bench.meddle(&other, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1").await;
-    let expired = async || bench.status(bought.order).await == Some((OrderStatus::Expired, None));
+    fixture.meddle(&other, "UPDATE orders SET pay_before = clock_timestamp() WHERE sale_id = $1").await;
+    let expired = async || fixture.status(bought.order).await == Some((OrderStatus::Expired, None));
     wait_until("the other order expires", PATIENCE, expired).await;
-    assert_eq!(bench.row(&stuck).await.generation, 1, "it still waits");
-    auditor.stop().await;
+    assert_eq!(fixture.row(&stuck).await.generation, 1, "it still waits");
+    reconciler.stop().await;
 }

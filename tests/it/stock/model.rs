@@ -210,7 +210,7 @@ fn purchase(shop: &Shop, ask: &Ask, orders: &[(UserId, OrderId)]) -> Purchase {
     purchase
 }
 
-/// As the auditor would: freeze, let the outbox drain, raise the generation, warm in two parts.
+/// As the reconciler would: freeze, let the outbox drain, raise the generation, warm in two parts.
 async fn rebuild(shop: &mut Shop, model: &mut Model, token: i64) {
     let run_id = shop.freeze(token).await;
     shop.drain_outbox().await;

@@ -1,6 +1,6 @@
 //! What tests of several stages share.
 
-pub mod audit;
+pub mod reconciler;
 
 pub mod fixtures;
 

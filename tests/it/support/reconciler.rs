@@ -1,4 +1,4 @@
-//! An auditor that is run by hand, and the sale that it looks at.
+//! A reconciler that is run by hand, and the sale that it looks at.
 
 use prometheus::Registry;
 use seckill::app::Roles;
@@ -8,15 +8,15 @@ use seckill::domain::{OrderId, OrderMessage, OrderStatus, Outcome, Purchase, Rej
 use seckill::kafka::Producer;
 use seckill::ledger::StockRow;
 use seckill::lock::Lock;
-use seckill::reconcile::{Auditor, Parts};
+use seckill::reconcile::{Parts, Reconciler};
 
 use super::fixtures::{self, new_sale, order_message, purchase};
 use super::service::{Running, settings};
 
-/// A service without an auditor of its own, and one to be run by hand.
-pub struct Bench {
+/// A service without a reconciler of its own, and one to be run by hand.
+pub struct ReconcilerFixture {
     pub running: Running,
-    pub auditor: Auditor,
+    pub reconciler: Reconciler,
     pub lock: Lock,
 }
 
@@ -27,7 +27,7 @@ pub async fn hasty(name: &str) -> Settings {
     settings
 }
 
-impl Bench {
+impl ReconcilerFixture {
     pub async fn start(settings: &Settings, roles: Roles) -> Self {
         let running = Running::start(settings, roles).await;
         let lock = Lock::new(&settings.redis, running.service.ledger.pool().clone()).expect("a lock");
@@ -38,8 +38,8 @@ impl Bench {
             lock: lock.clone(),
             producer: Producer::new(&settings.kafka).expect("a producer"),
         };
-        let auditor = Auditor::new(settings, parts, &Registry::new()).expect("metrics");
-        Self { running, auditor, lock }
+        let reconciler = Reconciler::new(settings, parts, &Registry::new()).expect("metrics");
+        Self { running, reconciler, lock }
     }
 
     pub async fn open(&self, total: u32) -> Sale {
@@ -72,8 +72,8 @@ impl Bench {
         self.running.service.ledger.record(&[message]).await.expect("a row");
     }
 
-    pub async fn audit(&self, sale: &Sale) -> seckill::reconcile::Figures {
-        self.auditor.run_once(sale, true).await.expect("a run")
+    pub async fn reconcile(&self, sale: &Sale) -> seckill::reconcile::Figures {
+        self.reconciler.run_once(sale, true).await.expect("a run")
     }
 
     pub async fn redis(&self) -> redis::aio::MultiplexedConnection {

@@ -1,4 +1,4 @@
-//! The auditor as operators meet it: a run by hand, a look that changes nothing, and figures to be scraped.
+//! The reconciler as operators meet it: a run by hand, a look that changes nothing, and figures to be scraped.
 
 use std::process::Command;
 use std::str::FromStr;
@@ -33,10 +33,10 @@ fn reconcile(settings: &Settings, sale: &Sale, how: &str, job: &str) -> Option<[
     Some([figure(2), figure(3), figure(4)])
 }
 
-/// The auditor that never works, and nobody sees it: what it has looked at, found and repaired is always said.
+/// The reconciler that never works, and nobody sees it: what it has looked at, found and repaired is always said.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dry_run_says_what_a_run_would_do_and_a_run_does_it_once() {
-    let mut settings = settings("auditor_by_hand").await;
+    let mut settings = settings("reconciler_by_hand").await;
     settings.reconcile.grace_ms = 0;
     let running = Running::start(&settings, Roles::ALL).await;
     let sale = running.open_sale(1).await;
@@ -61,12 +61,12 @@ async fn a_dry_run_says_what_a_run_would_do_and_a_run_does_it_once() {
 
 #[tokio::test]
 async fn a_role_without_http_shows_its_figures_where_it_is_told_to() {
-    let mut settings = settings("auditor_figures").await;
+    let mut settings = settings("reconciler_figures").await;
     settings.telemetry.bind = Some(([127, 0, 0, 1], 0).into());
     let running = Running::start(&settings, Roles::RECONCILE).await;
     running.open_sale(1).await;
     let http = tokio::sync::Mutex::new(Connection::open(running.address()).await);
-    wait_until("the auditor has looked at the sale", PATIENCE, async || {
+    wait_until("the reconciler has looked at the sale", PATIENCE, async || {
         let metrics = http.lock().await.send("GET", "/metrics", &[], "").await;
         assert_eq!(metrics.status, 200, "{}", metrics.text);
         metrics.text.contains("seckill_reconcile_checked_total{job=\"rebuild\"}")
@@ -77,10 +77,10 @@ async fn a_role_without_http_shows_its_figures_where_it_is_told_to() {
 }
 
 /// The orders of a sale whose ledger is older than Redis wait in Kafka in front of those of others, so each catches up
-/// first. Whoever runs the auditor once expects the rebuild, too.
+/// first. Whoever runs the reconciler once expects the rebuild, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_by_hand_lets_the_ledger_catch_up_and_then_rebuilds() {
-    let settings = settings("auditor_catches_up").await;
+    let settings = settings("reconciler_catches_up").await;
     let running = Running::start(&settings, Roles::ALL).await;
     let sale = running.open_sale(2).await;
     let mut http = Connection::open(running.address()).await;
