@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use crate::domain::{Order, OrderId, OrderStatus};
-use crate::ledger::{self, Ledger, Moved, to_the_end};
+use crate::ledger::{self, Ledger, Moved, run_detached};
 use crate::stock::Stock;
 use crate::stock::script::ReleaseCode;
 use crate::telemetry::Outage;
@@ -37,7 +37,7 @@ impl Closing {
     /// of Redis.
     pub async fn close(&self, id: OrderId, how: OrderStatus) -> Result<Moved, ledger::Error> {
         let closing = self.clone();
-        to_the_end(async move {
+        run_detached(async move {
             let moved = closing.ledger.close(id, how).await?;
             // Also where it was closed before, and whichever way: this completes what a crash cut off.
             let closed =

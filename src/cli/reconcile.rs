@@ -7,11 +7,11 @@ use super::out;
 use crate::app::{self, Roles};
 use crate::config::Settings;
 use crate::domain::{Sale, SaleId, SaleState};
-use crate::reconcile::{Figures, Job, Reconciler};
+use crate::reconcile::{Job, JobStats, Reconciler};
 
 #[derive(Debug, Args)]
 pub struct Reconcile {
-    /// Looks at each sale once, does what is to be done, says what that was, and ends.
+    /// Inspects each sale once, repairs it, says what was done, and ends.
     #[arg(long)]
     once: bool,
     /// As --once, and writes nothing.
@@ -43,9 +43,9 @@ impl Reconcile {
             let mut again = Vec::new();
             for sale in left {
                 match self.run_on(&reconciler, sale).await {
-                    Ok(figures) => {
-                        print(sale.id, &figures);
-                        again.extend((figures.of(Job::CatchUp).repaired > 0).then_some(sale));
+                    Ok(stats) => {
+                        print(sale.id, &stats);
+                        again.extend((stats.of(Job::CatchUp).repaired > 0).then_some(sale));
                     }
                     Err(error) => {
                         failed += 1;
@@ -59,20 +59,20 @@ impl Reconcile {
         Ok(())
     }
 
-    async fn run_on(&self, reconciler: &Reconciler, sale: &Sale) -> anyhow::Result<Figures> {
+    async fn run_on(&self, reconciler: &Reconciler, sale: &Sale) -> anyhow::Result<JobStats> {
         if self.dry_run {
-            return Ok(reconciler.inspect(sale, true).await?.figures());
+            return Ok(reconciler.inspect(sale, true).await?.stats());
         }
         Ok(reconciler.run_once(sale, true).await?)
     }
 }
 
-fn print(sale: SaleId, figures: &Figures) {
-    for (job, figure) in &figures.0 {
+fn print(sale: SaleId, stats: &JobStats) {
+    for (job, counts) in &stats.0 {
         let job = job.as_str();
         out::line(format_args!(
             "{sale:>6}  {job:<10} {:>9} {:>9} {:>9}",
-            figure.checked, figure.found, figure.repaired
+            counts.checked, counts.found, counts.repaired
         ));
     }
 }

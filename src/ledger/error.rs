@@ -6,8 +6,8 @@ use crate::lock::fence;
 /// None of these has left anything half done: each call may be repeated as it is.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A message comes from a life of Redis that this ledger has not heard of, so PostgreSQL is older than Redis.
-    /// Nothing of that sale was written; waiting is right, rejecting is not.
+    /// A message comes from a generation that this ledger has not heard of, so PostgreSQL is older than Redis. Nothing
+    /// of that sale was written; waiting is right, rejecting is not.
     #[error(
         "sale {sale}: a message of generation {message_generation} is ahead of the ledger, which is at \
          {ledger_generation}"
@@ -54,6 +54,31 @@ impl Error {
     pub(super) fn blames_the_data(&self) -> bool {
         let Self::Unavailable(fault) = self else { return false };
         sqlstate(fault).is_some_and(|code| code.starts_with("22") || code.starts_with("54"))
+    }
+}
+
+/// How one attempt of an optimistic write fails.
+pub(super) enum Failure {
+    /// Another transaction has changed what the attempt had read. Nothing was written; read again.
+    LostRace,
+    Final(Error),
+}
+
+pub(super) type Attempt<T> = Result<T, Failure>;
+
+impl From<Error> for Failure {
+    fn from(fault: Error) -> Self {
+        Self::Final(fault)
+    }
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(fault: sqlx::Error) -> Self {
+        match sqlstate(&fault).as_deref() {
+            // unique_violation, serialization_failure, deadlock_detected
+            Some("23505" | "40001" | "40P01") => Self::LostRace,
+            _ => Self::Final(Error::Unavailable(fault)),
+        }
     }
 }
 

@@ -1,15 +1,15 @@
-//! A new life of a sale's Redis state, and everything that Redis is warmed with.
+//! A new generation of a sale's Redis state, and everything that Redis is warmed with.
 
 use sqlx::{PgConnection, Row};
 use tracing::error;
 
-use super::rows::{count, word};
-use super::{Error, Ledger, StockRow, to_the_end};
+use super::rows::{count, parsed};
+use super::{Error, Ledger, StockRow, run_detached};
 use crate::catalogue;
 use crate::domain::{OrderId, Sale, SaleId, UserId};
 use crate::lock::Fence;
 
-/// What Redis sells in its new life, read in the transaction that opened it.
+/// What Redis sells in its new generation, read in the transaction that opened it.
 #[derive(Clone, Debug)]
 pub struct Warm {
     pub generation: i64,
@@ -61,11 +61,11 @@ const REQUESTS: &str = "
 
 impl Ledger {
     /// Raises the generation to the one seen in Redis where it is behind, and says whether it was: a ledger that was
-    /// restored from an older copy. What Redis accepted in a life that the ledger has not heard of is never rejected,
-    /// so it waits in Kafka, and everything behind it waits too, until the ledger has.
+    /// restored from an older copy. What Redis accepted at a generation that the ledger has not heard of is never
+    /// rejected. It waits in Kafka, and everything behind it waits too, until the ledger has caught up.
     pub async fn catch_up(&self, sale: SaleId, seen_in_redis: i64, fence: &Fence) -> Result<bool, Error> {
         let (pool, fence) = (self.pool.clone(), fence.clone());
-        to_the_end(async move {
+        run_detached(async move {
             let mut transaction = pool.begin().await?;
             fence.guard(&mut transaction).await?;
             let raised = sqlx::query(CATCH_UP).bind(sale.get()).bind(seen_in_redis).execute(&mut *transaction).await?;
@@ -86,7 +86,7 @@ impl Ledger {
         fence: Option<&Fence>,
     ) -> Result<Warm, Error> {
         let (pool, fence) = (self.pool.clone(), fence.cloned());
-        to_the_end(async move {
+        run_detached(async move {
             let mut transaction = pool.begin().await?;
             if let Some(fence) = fence {
                 fence.guard(&mut transaction).await?;
@@ -110,7 +110,7 @@ pub(crate) async fn raise_generation(
 
     let rows = sqlx::query(CLAIMS).bind(sale.get()).fetch_all(&mut *connection).await?;
     let claim = |row: &sqlx::postgres::PgRow| -> sqlx::Result<WarmClaim> {
-        let (user, order) = (word(row, "user_id")?, OrderId::from_uuid(row.try_get("id")?));
+        let (user, order) = (parsed(row, "user_id")?, OrderId::from_uuid(row.try_get("id")?));
         Ok(WarmClaim { user, order, quantity: count(row, "quantity")?, created_ms: row.try_get("created_ms")? })
     };
     let claims: Vec<_> = rows.iter().map(claim).collect::<Result<_, _>>()?;
@@ -118,7 +118,7 @@ pub(crate) async fn raise_generation(
     let rows = sqlx::query(REQUESTS).bind(sale.get()).fetch_all(&mut *connection).await?;
     let request = |row: &sqlx::postgres::PgRow| -> sqlx::Result<WarmRequest> {
         Ok(WarmRequest {
-            user: word(row, "user_id")?,
+            user: parsed(row, "user_id")?,
             key: row.try_get("request_key")?,
             order: OrderId::from_uuid(row.try_get("id")?),
             fingerprint: row.try_get("fingerprint")?,

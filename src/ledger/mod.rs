@@ -1,6 +1,6 @@
-//! Step 8: the ledger. PostgreSQL holds the truth about units and orders, and is the last wall against overselling.
+//! Step 8: the ledger. PostgreSQL holds the truth about units and orders, and is the last safeguard against overselling.
 //!
-//! In: batches of accepted purchases from Kafka, and the moves that orders make afterwards. Decided: what becomes
+//! In: batches of accepted purchases from Kafka, and the transitions of orders afterwards. Decided: what becomes
 //! of each message (`decide`). Guaranteed, after every transaction: total = available + reserve + units of live
 //! orders, and redis_total = available + units of live orders of pool `redis`; a user holds at most one live order
 //! of a sale; repeating any call changes nothing.
@@ -12,15 +12,15 @@ mod decide;
 
 mod error;
 
-mod fence;
-
 mod generation;
-
-mod look;
 
 mod metrics;
 
+mod optimistic;
+
 mod orders;
+
+mod read;
 
 mod record;
 
@@ -53,8 +53,8 @@ pub use orders::Moved;
 pub use record::Recorded;
 pub use reserve::Reserved;
 pub use stock::StockRow;
-pub(crate) use transaction::to_the_end;
-pub use upkeep::{Closed, Standing};
+pub(crate) use transaction::run_detached;
+pub use upkeep::{Closed, OrderState};
 
 use crate::config;
 
@@ -63,9 +63,9 @@ use crate::config;
 pub struct Ledger {
     pool: PgPool,
     pay_within: Duration,
-    /// How long PostgreSQL may take over one call. Longer than its own limits, so that it only ever ends a wait for a
+    /// How long PostgreSQL may take over one call. Longer than its own limits, so that it only ends a wait for a
     /// server that is silent.
-    patience: Duration,
+    timeout: Duration,
     metrics: Metrics,
 }
 
@@ -82,14 +82,14 @@ impl Ledger {
             .await?;
         // PostgreSQL's intervals count microseconds.
         let pay_within = Duration::from_millis(pay_within.as_millis().try_into().unwrap_or(u64::MAX));
-        let patience = 3 * Duration::from_millis(settings.statement_timeout_ms);
-        Ok(Self { pool, pay_within, patience, metrics: Metrics::unregistered() })
+        let timeout = 3 * Duration::from_millis(settings.statement_timeout_ms);
+        Ok(Self { pool, pay_within, timeout, metrics: Metrics::unregistered() })
     }
 
     /// Gives up on a server that is silent: a connection that a firewall forgot, or whose server died behind a
-    /// balancer, never ends by itself. Only for work without a transaction; see [`to_the_end`].
-    async fn in_time<T, E: From<sqlx::Error>>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        tokio::time::timeout(self.patience, work).await.unwrap_or_else(|_| Err(silent().into()))
+    /// balancer, never ends by itself. Only for work without a transaction; see [`run_detached`].
+    async fn with_timeout<T, E: From<sqlx::Error>>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        tokio::time::timeout(self.timeout, work).await.unwrap_or_else(|_| Err(timed_out().into()))
     }
 
     pub const fn pool(&self) -> &PgPool {
@@ -116,10 +116,10 @@ pub fn migrations() -> usize {
 /// Whether a connection that goes back into the pool is good for another call. One that is not is closed.
 async fn still_answers(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let answer = tokio::time::timeout(Duration::from_secs(1), connection.ping()).await;
-    answer.unwrap_or_else(|_| Err(silent())).map(|()| true)
+    answer.unwrap_or_else(|_| Err(timed_out())).map(|()| true)
 }
 
-fn silent() -> sqlx::Error {
+fn timed_out() -> sqlx::Error {
     sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, "PostgreSQL is silent"))
 }
 

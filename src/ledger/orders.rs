@@ -4,15 +4,15 @@ use super::rows::{OrderRow, order_columns};
 use super::{Error, Ledger};
 use crate::domain::{Order, OrderId, OrderStatus, SaleId, UserId};
 
-/// The move and what it means for the stock, in one statement: neither can happen without the other.
+/// The change of status and what it means for the stock, in one statement: neither can happen without the other.
 ///
 /// The guard on the old status is the whole protection against repeats and against payment racing expiry: of any
-/// number of callers one finds `created`. A unit goes home to the pool it was sold from, whatever has happened to
+/// number of callers one finds `created`. A unit returns to the pool it was sold from, whatever has happened to
 /// the sale since.
 ///
 /// The stock row is locked first, as by every other writer: two that took the rows in another order would wait for each
 /// other until PostgreSQL ends one of them.
-const MOVE: &str = concat!(
+const TRANSITION: &str = concat!(
     "WITH locked AS (
         SELECT stock.sale_id FROM stock JOIN orders ON orders.sale_id = stock.sale_id
         WHERE orders.id = $1 AND orders.status = 'created' FOR UPDATE OF stock
@@ -20,7 +20,7 @@ const MOVE: &str = concat!(
         UPDATE orders SET status = $2, payment_id = $4 FROM locked
         WHERE orders.id = $1 AND orders.sale_id = locked.sale_id AND orders.status = 'created' RETURNING ",
     order_columns!(),
-    "), home AS (
+    "), returned AS (
         UPDATE stock SET
             available = available + CASE WHEN $3 AND moved.pool = 'redis' THEN moved.quantity ELSE 0 END,
             reserve = reserve + CASE WHEN $3 AND moved.pool = 'reserve' THEN moved.quantity ELSE 0 END,
@@ -40,21 +40,21 @@ const LATEST: &str = concat!(
      ORDER BY status IN ('created', 'paid') DESC, created_at DESC, id DESC LIMIT 1"
 );
 
-/// What came of asking an order to move.
+/// What came of asking for a new status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// It moved now, because of this call.
+    /// It changed now, because of this call.
     Now(Order),
-    /// It stood there already. Nothing was changed.
+    /// It had that status already. Nothing was changed.
     Already(Order),
-    /// It stands where that move is illegal. Nothing was changed.
+    /// Its status does not allow that one. Nothing was changed.
     Illegal(Order),
     /// No such row, or not yet.
     Unknown,
 }
 
 impl Moved {
-    /// The order as it stands after the call.
+    /// The order after the call.
     pub const fn order(&self) -> Option<&Order> {
         match self {
             Self::Now(order) | Self::Already(order) | Self::Illegal(order) => Some(order),
@@ -66,14 +66,14 @@ impl Moved {
 impl Ledger {
     pub async fn order(&self, id: OrderId) -> Result<Option<Order>, Error> {
         let row: Option<OrderRow> =
-            self.in_time(sqlx::query_as(BY_ID).bind(id.uuid()).fetch_optional(&self.pool)).await?;
+            self.with_timeout(sqlx::query_as(BY_ID).bind(id.uuid()).fetch_optional(&self.pool)).await?;
         Ok(row.map(|row| row.0))
     }
 
     /// The user's live order in the sale, or else the one recorded last.
     pub async fn latest_order(&self, sale: SaleId, user: &UserId) -> Result<Option<Order>, Error> {
         let query = sqlx::query_as(LATEST).bind(sale.get()).bind(user.as_str());
-        let row: Option<OrderRow> = self.in_time(query.fetch_optional(&self.pool)).await?;
+        let row: Option<OrderRow> = self.with_timeout(query.fetch_optional(&self.pool)).await?;
         Ok(row.map(|row| row.0))
     }
 
@@ -83,7 +83,7 @@ impl Ledger {
     /// does not know to be free, never one that is sold twice.
     pub async fn close(&self, id: OrderId, how: OrderStatus) -> Result<Moved, Error> {
         match how {
-            OrderStatus::Cancelled | OrderStatus::Expired => self.move_to(id, how, None).await,
+            OrderStatus::Cancelled | OrderStatus::Expired => self.transition(id, how, None).await,
             _ => Err(Error::NotAClosing(how)),
         }
     }
@@ -91,13 +91,13 @@ impl Ledger {
     /// Marks an unpaid order as paid by this payment. Does not look at the clock: until it is closed, an order can be
     /// paid. [`Moved::Already`] may show another payment's id: then this one pays nothing.
     pub async fn pay(&self, id: OrderId, payment: &str) -> Result<Moved, Error> {
-        self.move_to(id, OrderStatus::Paid, Some(payment)).await
+        self.transition(id, OrderStatus::Paid, Some(payment)).await
     }
 
-    async fn move_to(&self, id: OrderId, next: OrderStatus, payment: Option<&str>) -> Result<Moved, Error> {
+    async fn transition(&self, id: OrderId, next: OrderStatus, payment: Option<&str>) -> Result<Moved, Error> {
         loop {
             let frees_units = !next.is_live();
-            let query = sqlx::query_as(MOVE).bind(id.uuid()).bind(next.as_str()).bind(frees_units).bind(payment);
+            let query = sqlx::query_as(TRANSITION).bind(id.uuid()).bind(next.as_str()).bind(frees_units).bind(payment);
             if let Some(OrderRow(order)) = query.fetch_optional(&self.pool).await? {
                 return Ok(Moved::Now(order));
             }

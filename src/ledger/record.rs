@@ -7,26 +7,24 @@
 //! orders are live, so a decision made from a snapshot at version V is right if and only if the write still finds
 //! V. That is why there is no `ON CONFLICT` here: a conflict is never swallowed, it is a race that was lost.
 //!
-//! The first attempt reads the stock row alone and presumes that the messages are new ([`super::look`]). A redelivery
+//! The first attempt reads the stock row alone and assumes that the messages are new ([`super::read`]). A redelivery
 //! or a second order then loses that race, and is decided by all that is known.
 
 use std::time::{Duration, Instant};
 
-use sqlx::{Connection, PgConnection};
+use sqlx::PgConnection;
 use tracing::debug;
 
-use super::decide::{Decision, Verdict};
-use super::error::sqlstate;
-use super::look::{Stand, look, presume};
-use super::transaction::to_the_end;
-use super::{Error, Ledger, silent};
+use super::decide::{Decision, RowDecision};
+use super::error::{Attempt, Failure};
+use super::optimistic::{self, OptimisticWrite};
+use super::read::{StockSnapshot, decide_optimistically, read_and_decide};
+use super::transaction::run_detached;
+use super::{Error, Ledger};
 use crate::domain::{OrderMessage, OrderStatus, Rejection, SaleId};
 
-/// Races that a batch may lose before it takes the lock that nobody can win against.
+/// Races that a batch may lose before it locks the stock row.
 const RACES: usize = 3;
-
-/// Attempts under that lock. Only a deadlock with a stranger's transaction can spoil one: our own take the stock row first.
-const LOCKED_ATTEMPTS: usize = 3;
 
 /// The units and the rows, or nothing at all: the insert draws on what the update returned.
 const WRITE: &str = "
@@ -60,13 +58,13 @@ pub struct Recorded {
 impl Recorded {
     fn of(decision: &Decision) -> Self {
         let mut recorded = Self::default();
-        for verdict in &decision.verdicts {
-            let count = match verdict {
-                Verdict::Create => &mut recorded.created,
-                Verdict::Skip => &mut recorded.skipped,
-                Verdict::Reject { reason: Rejection::SoldOut, .. } => &mut recorded.sold_out,
-                Verdict::Reject { reason: Rejection::AlreadyPurchased, .. } => &mut recorded.already_purchased,
-                Verdict::Reject { reason: Rejection::Superseded, .. } => &mut recorded.superseded,
+        for row in &decision.rows {
+            let count = match row {
+                RowDecision::Create => &mut recorded.created,
+                RowDecision::Skip => &mut recorded.skipped,
+                RowDecision::Reject { reason: Rejection::SoldOut, .. } => &mut recorded.sold_out,
+                RowDecision::Reject { reason: Rejection::AlreadyPurchased, .. } => &mut recorded.already_purchased,
+                RowDecision::Reject { reason: Rejection::Superseded, .. } => &mut recorded.superseded,
             };
             *count += 1;
         }
@@ -114,21 +112,21 @@ impl Ledger {
         failure.map_or(Ok(recorded), Err)
     }
 
-    /// PostgreSQL refused the batch for one message in it and does not say which. The others are recorded; the one is
-    /// named, or its whole partition would wait behind it for ever.
+    /// PostgreSQL refused the batch for one message in it and does not say which. The others are recorded. The answer
+    /// names the invalid one, or its whole partition would wait behind it for ever.
     async fn record_one_by_one(&self, sale: SaleId, batch: &[OrderMessage]) -> Result<Recorded, Error> {
         let mut recorded = Recorded::default();
-        let mut guilty = None;
+        let mut invalid = None;
         for message in batch.iter().filter(|message| message.sale == sale) {
             match self.record_sale(sale, vec![message.clone()]).await {
                 Ok(part) => recorded.add(&part),
-                Err(fault) if fault.blames_the_data() => guilty = guilty.or(Some(message.id)),
+                Err(fault) if fault.blames_the_data() => invalid = invalid.or(Some(message.id)),
                 Err(fault) => return Err(fault),
             }
         }
-        let Some(guilty) = guilty else { return Ok(recorded) };
+        let Some(invalid) = invalid else { return Ok(recorded) };
         self.metrics.count(&recorded);
-        Err(Error::Unrecordable(guilty))
+        Err(Error::Unrecordable(invalid))
     }
 
     async fn record_sale(&self, sale: SaleId, messages: Vec<OrderMessage>) -> Result<Recorded, Error> {
@@ -137,36 +135,21 @@ impl Ledger {
                 return Err(Error::Unrecordable(message.id));
             }
         }
-        let window = self.pay_within;
+        let batch = Batch { sale, messages, pay_within: self.pay_within };
         for race in 0..RACES {
-            let reading = if race == 0 { Reading::Presumed } else { Reading::Whole };
+            let reading = if race == 0 { Reading::StockOnly } else { Reading::Everything };
             // The connection goes back between attempts: a loser should not keep a winner from the pool.
             let mut connection = self.pool.acquire().await?;
-            match self.in_time(attempt(&mut connection, sale, &messages, window, reading)).await {
-                Err(Failure::LostRace) => self.metrics.lost_races.inc(),
-                Err(Failure::Final(fault)) => return Err(fault),
-                Ok(recorded) => return Ok(recorded),
+            let attempt = self.with_timeout(batch.attempt_after(reading, &mut connection)).await;
+            if let Some(recorded) = optimistic::unless_lost(attempt, &self.metrics)? {
+                return Ok(recorded);
             }
         }
         debug!(%sale, "too many lost races: recording under the lock of the stock row");
-        self.metrics.row_locks.inc();
-        let (pool, metrics, patience) = (self.pool.clone(), self.metrics.clone(), self.patience);
-        to_the_end(async move {
+        let (pool, metrics, timeout) = (self.pool.clone(), self.metrics.clone(), self.timeout);
+        run_detached(async move {
             let mut connection = pool.acquire().await?;
-            for _ in 0..LOCKED_ATTEMPTS {
-                let trying = attempt_locked(&mut connection, sale, &messages, window);
-                let Ok(outcome) = tokio::time::timeout(patience, trying).await else {
-                    // Perhaps with an open transaction, so never back into the pool.
-                    connection.close_on_drop();
-                    return Err(silent().into());
-                };
-                match outcome {
-                    Err(Failure::LostRace) => metrics.lost_races.inc(),
-                    Err(Failure::Final(fault)) => return Err(fault),
-                    Ok(recorded) => return Ok(recorded),
-                }
-            }
-            Err(Error::Contended(sale))
+            optimistic::write_locked(&mut connection, &batch, &metrics, Some(timeout)).await
         })
         .await
     }
@@ -187,109 +170,74 @@ fn by_sale(batch: &[OrderMessage]) -> Vec<(SaleId, Vec<OrderMessage>)> {
 /// How much is read before a batch is decided.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reading {
-    /// The stock row. That the messages are new is presumed, and the unique indexes say if they are not.
-    Presumed,
+    /// The stock row alone. The messages are assumed to be new, and the unique indexes refuse the write if they are not.
+    StockOnly,
     /// The stock row, and what is known of each message.
-    Whole,
+    Everything,
 }
 
-/// How an attempt fails.
-pub(super) enum Failure {
-    /// The world changed between the read and the write. Nothing was written; read again.
-    LostRace,
-    Final(Error),
+/// The messages of one sale, on their way to become rows.
+struct Batch {
+    sale: SaleId,
+    messages: Vec<OrderMessage>,
+    pay_within: Duration,
 }
 
-impl From<Error> for Failure {
-    fn from(fault: Error) -> Self {
-        Self::Final(fault)
+impl OptimisticWrite for Batch {
+    type Output = Recorded;
+
+    fn sale(&self) -> SaleId {
+        self.sale
+    }
+
+    async fn attempt(&self, connection: &mut PgConnection) -> Attempt<Recorded> {
+        self.attempt_after(Reading::Everything, connection).await
     }
 }
 
-impl From<sqlx::Error> for Failure {
-    fn from(fault: sqlx::Error) -> Self {
-        match sqlstate(&fault).as_deref() {
-            // unique_violation, serialization_failure, deadlock_detected
-            Some("23505" | "40001" | "40P01") => Self::LostRace,
-            _ => Self::Final(Error::Unavailable(fault)),
+impl Batch {
+    /// Read, decide, write, without a lock and without a transaction of its own.
+    async fn attempt_after(&self, reading: Reading, connection: &mut PgConnection) -> Attempt<Recorded> {
+        let optimistic = match reading {
+            Reading::StockOnly => decide_optimistically(connection, self.sale, &self.messages).await?,
+            Reading::Everything => None,
+        };
+        let (stock, decision) = match optimistic {
+            Some(decided) => decided,
+            None => read_and_decide(connection, self.sale, &self.messages).await?,
+        };
+        self.write(connection, stock, &decision).await?;
+        Ok(Recorded::of(&decision))
+    }
+
+    async fn write(&self, connection: &mut PgConnection, stock: StockSnapshot, decision: &Decision) -> Attempt<()> {
+        let rows = decision.row_count();
+        if rows == 0 {
+            return Ok(());
         }
-    }
-}
-
-pub(super) type Attempt<T> = Result<T, Failure>;
-
-/// Read, decide, write, without a lock and without a transaction of its own.
-async fn attempt(
-    connection: &mut PgConnection,
-    sale: SaleId,
-    messages: &[OrderMessage],
-    window: Duration,
-    reading: Reading,
-) -> Attempt<Recorded> {
-    let presumed = match reading {
-        Reading::Presumed => presume(connection, sale, messages).await?,
-        Reading::Whole => None,
-    };
-    let (stand, decision) = match presumed {
-        Some(presumed) => presumed,
-        None => look(connection, sale, messages).await?,
-    };
-    write(connection, sale, messages, stand, &decision, window).await?;
-    Ok(Recorded::of(&decision))
-}
-
-/// The same three steps while nobody else can touch the stock row.
-async fn attempt_locked(
-    connection: &mut PgConnection,
-    sale: SaleId,
-    messages: &[OrderMessage],
-    window: Duration,
-) -> Attempt<Recorded> {
-    let mut transaction = connection.begin().await?;
-    sqlx::query("SELECT 1 FROM stock WHERE sale_id = $1 FOR UPDATE")
-        .bind(sale.get())
-        .fetch_optional(&mut *transaction)
-        .await?;
-    // Under READ COMMITTED each statement has a snapshot of its own, so this one sees all that the lock waited for.
-    let recorded = attempt(&mut transaction, sale, messages, window, Reading::Whole).await?;
-    transaction.commit().await?;
-    Ok(recorded)
-}
-
-async fn write(
-    connection: &mut PgConnection,
-    sale: SaleId,
-    messages: &[OrderMessage],
-    stand: Stand,
-    decision: &Decision,
-    window: Duration,
-) -> Attempt<()> {
-    let rows = decision.rows();
-    if rows == 0 {
-        return Ok(());
-    }
-    let due = Due::from(messages, decision);
-    let done = sqlx::query(WRITE)
-        .bind(sale.get())
-        .bind(stand.version)
-        .bind(stand.generation)
-        .bind(decision.units)
-        .bind(window)
-        .bind(due.ids)
-        .bind(due.users)
-        .bind(due.quantities)
-        .bind(due.statuses)
-        .bind(due.reasons)
-        .bind(due.generations)
-        .bind(due.keys)
-        .bind(due.fingerprints)
-        .execute(connection)
-        .await?;
-    match done.rows_affected() {
-        0 => Err(Failure::LostRace),
-        written => {
-            debug_assert_eq!(written, rows as u64, "one statement writes all rows or none");
-            Ok(())
+        let due = Due::from(&self.messages, decision);
+        let done = sqlx::query(WRITE)
+            .bind(self.sale.get())
+            .bind(stock.version)
+            .bind(stock.generation)
+            .bind(decision.units)
+            .bind(self.pay_within)
+            .bind(due.ids)
+            .bind(due.users)
+            .bind(due.quantities)
+            .bind(due.statuses)
+            .bind(due.reasons)
+            .bind(due.generations)
+            .bind(due.keys)
+            .bind(due.fingerprints)
+            .execute(connection)
+            .await?;
+        match done.rows_affected() {
+            0 => Err(Failure::LostRace),
+            written => {
+                debug_assert_eq!(written, rows as u64, "one statement writes all rows or none");
+                Ok(())
+            }
         }
     }
 }
@@ -310,11 +258,11 @@ struct Due<'a> {
 impl<'a> Due<'a> {
     fn from(messages: &'a [OrderMessage], decision: &Decision) -> Self {
         let mut due = Self::default();
-        for (message, verdict) in messages.iter().zip(&decision.verdicts) {
-            let (status, reason, keyless) = match *verdict {
-                Verdict::Skip => continue,
-                Verdict::Create => (OrderStatus::Created, None, false),
-                Verdict::Reject { reason, keyless } => (OrderStatus::Rejected, Some(reason), keyless),
+        for (message, row) in messages.iter().zip(&decision.rows) {
+            let (status, reason, keyless) = match *row {
+                RowDecision::Skip => continue,
+                RowDecision::Create => (OrderStatus::Created, None, false),
+                RowDecision::Reject { reason, keyless } => (OrderStatus::Rejected, Some(reason), keyless),
             };
             let request = message.request.as_ref().filter(|_| !keyless);
             due.ids.push(message.id.uuid());

@@ -11,19 +11,17 @@
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::{PgConnection, Row};
 use time::OffsetDateTime;
 
-use super::error::sqlstate;
-use super::rows::{count, optional_word, word};
-use super::transaction::to_the_end;
+use super::error::{Attempt, Failure, sqlstate};
+use super::optimistic::{self, OptimisticWrite};
+use super::rows::{count, optional_parsed, parsed};
+use super::transaction::run_detached;
 use super::{Error, Ledger};
 use crate::domain::{Accepted, OrderId, OrderStatus, Purchase, Refusal, Rejection, SaleId, SaleState};
 
-/// Attempts under that lock.
-const LOCKED_ATTEMPTS: usize = 3;
-
-const STAND: &str = "
+const STOCK: &str = "
     SELECT stock.version, stock.generation, stock.reserve, sales.state, sales.max_quantity, sales.starts_at,
            clock_timestamp() < sales.starts_at AS early, clock_timestamp() >= sales.ends_at AS late
     FROM stock JOIN sales ON sales.id = stock.sale_id WHERE stock.sale_id = $1";
@@ -60,11 +58,11 @@ const TAKE: &str = "
 pub enum Reserved {
     /// The buyer has this order now, or had it before.
     Accepted(Accepted),
-    /// A decided no; never `SoldOut` or `NotEnoughLeft`.
+    /// A decided no: never `SoldOut` or `NotEnoughLeft`.
     Refused(Refusal),
     /// Fewer units in reserve than asked for. Says nothing about the sale.
     Exhausted,
-    /// PostgreSQL was lost while it wrote: this order may stand.
+    /// PostgreSQL was lost while it wrote: this order may stock.
     Unknown(OrderId),
 }
 
@@ -77,79 +75,72 @@ impl Ledger {
     /// # Errors
     /// Nothing was written then.
     pub async fn reserve_purchase(&self, sale: SaleId, purchase: Purchase, spare: OrderId) -> Result<Reserved, Error> {
-        let (pool, metrics, window) = (self.pool.clone(), self.metrics.clone(), self.pay_within);
-        to_the_end(async move {
+        let (pool, metrics, pay_within) = (self.pool.clone(), self.metrics.clone(), self.pay_within);
+        run_detached(async move {
             let mut connection = pool.acquire().await?;
-            let asked = Asked { sale, purchase: &purchase, spare, window };
-            if let Some(reserved) = asked.attempt(&mut connection).await? {
+            let request = ReserveRequest { sale, purchase, spare, pay_within };
+            let attempt = request.attempt(&mut connection).await;
+            if let Some(reserved) = optimistic::unless_lost(attempt, &metrics)? {
                 return Ok(reserved);
             }
-            // One race is the price of a quiet row. On a busy one, buyers of one unit each would lose to one another
-            // again and again: under the lock each gets its turn.
-            metrics.lost_races.inc();
-            metrics.row_locks.inc();
-            for _ in 0..LOCKED_ATTEMPTS {
-                if let Some(reserved) = asked.attempt_locked(&mut connection).await? {
-                    return Ok(reserved);
-                }
-                metrics.lost_races.inc();
-            }
-            Err(Error::Contended(sale))
+            // On a busy row, buyers of one unit each would lose to one another again and again: under the lock each
+            // gets its turn, so one lost race is enough. No timeout: what was given up might have been written.
+            optimistic::write_locked(&mut connection, &request, &metrics, None).await
         })
         .await
     }
 }
 
-struct Asked<'a> {
+/// A purchase that the reserve is asked for.
+struct ReserveRequest {
     sale: SaleId,
-    purchase: &'a Purchase,
+    purchase: Purchase,
     spare: OrderId,
-    window: Duration,
+    pay_within: Duration,
 }
 
-impl Asked<'_> {
-    /// Read, decide, write. `None`: the world changed in between, and nothing was written.
-    async fn attempt(&self, connection: &mut PgConnection) -> Result<Option<Reserved>, Error> {
-        let query = sqlx::query(STAND).bind(self.sale.get());
+impl OptimisticWrite for ReserveRequest {
+    type Output = Reserved;
+
+    fn sale(&self) -> SaleId {
+        self.sale
+    }
+
+    async fn attempt(&self, connection: &mut PgConnection) -> Attempt<Reserved> {
+        let query = sqlx::query(STOCK).bind(self.sale.get());
         let row = query.fetch_optional(&mut *connection).await?.ok_or(Error::UnknownSale(self.sale))?;
-        let stand = Stand::from(&row)?;
-        let known = self.known(connection, &stand).await?;
-        match decide(&stand, &known, self.purchase) {
-            Decision::Answer(reserved) => Ok(Some(reserved)),
-            Decision::Take => self.take(connection, &stand, self.id(&stand)).await,
-            Decision::TakeUnderSpare => self.take(connection, &stand, self.spare).await,
+        let stock = StockSnapshot::from(&row)?;
+        let known = self.known(connection, &stock).await?;
+        match decide(&stock, &known, &self.purchase) {
+            Decision::Answer(reserved) => Ok(reserved),
+            Decision::Take => self.take(connection, &stock, self.id(&stock)).await,
+            Decision::TakeUnderSpare => self.take(connection, &stock, self.spare).await,
         }
     }
 
-    async fn attempt_locked(&self, connection: &mut PgConnection) -> Result<Option<Reserved>, Error> {
-        let mut transaction = connection.begin().await?;
-        sqlx::query("SELECT 1 FROM stock WHERE sale_id = $1 FOR UPDATE")
-            .bind(self.sale.get())
-            .fetch_optional(&mut *transaction)
-            .await?;
-        let reserved = self.attempt(&mut transaction).await?;
-        match (transaction.commit().await, reserved) {
-            (Ok(()), reserved) => Ok(reserved),
-            (Err(_), Some(Reserved::Accepted(Accepted { order, replayed: false, .. }))) => {
-                Ok(Some(Reserved::Unknown(order)))
-            }
-            (Err(fault), _) => Err(fault.into()),
+    /// A fresh order may have been committed; any other answer has written nothing.
+    fn commit_failed(&self, output: Reserved, fault: sqlx::Error) -> Attempt<Reserved> {
+        match output {
+            Reserved::Accepted(Accepted { order, replayed: false, .. }) => Ok(Reserved::Unknown(order)),
+            _ => Err(Failure::Final(fault.into())),
         }
     }
+}
 
+impl ReserveRequest {
     /// Of the stock row's generation, not of the one that the node remembers: a late message of the same request at
     /// that generation then meets this row.
-    fn id(&self, stand: &Stand) -> OrderId {
-        let Purchase { order, user, request, .. } = self.purchase;
-        request.as_ref().map_or(*order, |request| OrderId::derived(self.sale, user, &request.key, stand.generation))
+    fn id(&self, stock: &StockSnapshot) -> OrderId {
+        let Purchase { order, user, request, .. } = &self.purchase;
+        request.as_ref().map_or(*order, |request| OrderId::derived(self.sale, user, &request.key, stock.generation))
     }
 
-    async fn known(&self, connection: &mut PgConnection, stand: &Stand) -> Result<Known, Error> {
+    async fn known(&self, connection: &mut PgConnection, stock: &StockSnapshot) -> Result<Known, Error> {
         let query = sqlx::query(KNOWN)
             .bind(self.sale.get())
             .bind(self.purchase.user.as_str())
             .bind(self.purchase.request.as_ref().map(|request| request.key.as_str()))
-            .bind(self.id(stand).uuid());
+            .bind(self.id(stock).uuid());
         let mut known = Known::default();
         for row in query.fetch_all(connection).await? {
             let place = match row.try_get("by")? {
@@ -162,19 +153,14 @@ impl Asked<'_> {
         Ok(known)
     }
 
-    async fn take(
-        &self,
-        connection: &mut PgConnection,
-        stand: &Stand,
-        under: OrderId,
-    ) -> Result<Option<Reserved>, Error> {
-        let Purchase { user, quantity, request, .. } = self.purchase;
+    async fn take(&self, connection: &mut PgConnection, stock: &StockSnapshot, under: OrderId) -> Attempt<Reserved> {
+        let Purchase { user, quantity, request, .. } = &self.purchase;
         let taken = sqlx::query(TAKE)
             .bind(self.sale.get())
-            .bind(stand.version)
-            .bind(stand.generation)
+            .bind(stock.version)
+            .bind(stock.generation)
             .bind(quantity.cast_signed())
-            .bind(self.window)
+            .bind(self.pay_within)
             .bind(under.uuid())
             .bind(user.as_str())
             .bind(request.as_ref().map(|request| request.key.as_str()))
@@ -182,22 +168,20 @@ impl Asked<'_> {
             .execute(connection)
             .await;
         match taken {
-            Ok(done) if done.rows_affected() == 0 => Ok(None),
-            Ok(_) => Ok(Some(Reserved::Accepted(Accepted { order: under, quantity: *quantity, replayed: false }))),
+            Ok(done) if done.rows_affected() == 0 => Err(Failure::LostRace),
+            Ok(_) => Ok(Reserved::Accepted(Accepted { order: under, quantity: *quantity, replayed: false })),
             Err(fault) => match sqlstate(&fault).as_deref() {
-                // unique_violation, serialization_failure, deadlock_detected
-                Some("23505" | "40001" | "40P01") => Ok(None),
                 // The server was stopped, perhaps just after it had committed.
-                Some(code) if code.starts_with("57P") => Ok(Some(Reserved::Unknown(under))),
+                Some(code) if code.starts_with("57P") => Ok(Reserved::Unknown(under)),
                 Some(_) => Err(fault.into()),
-                None => Ok(Some(Reserved::Unknown(under))),
+                None => Ok(Reserved::Unknown(under)),
             },
         }
     }
 }
 
-/// The stock row and the hours, at one moment.
-struct Stand {
+/// The stock row, and whether the sale is in its hours, at one moment.
+struct StockSnapshot {
     version: i64,
     generation: i64,
     reserve: u32,
@@ -208,13 +192,13 @@ struct Stand {
     late: bool,
 }
 
-impl Stand {
+impl StockSnapshot {
     fn from(row: &PgRow) -> sqlx::Result<Self> {
         Ok(Self {
             version: row.try_get("version")?,
             generation: row.try_get("generation")?,
             reserve: count(row, "reserve")?,
-            state: word(row, "state")?,
+            state: parsed(row, "state")?,
             max_quantity: count(row, "max_quantity")?,
             starts_at: row.try_get("starts_at")?,
             early: row.try_get("early")?,
@@ -243,8 +227,8 @@ impl Found {
         Ok(Self {
             order: OrderId::from_uuid(row.try_get("id")?),
             quantity: count(row, "quantity")?,
-            status: word(row, "status")?,
-            reason: optional_word(row, "reason")?,
+            status: parsed(row, "status")?,
+            reason: optional_parsed(row, "reason")?,
             fingerprint: row.try_get("fingerprint")?,
         })
     }
@@ -263,7 +247,7 @@ enum Decision {
 }
 
 /// In the order of the script that decides in Redis: who has an order already learns of it, whatever the hour.
-fn decide(stand: &Stand, known: &Known, purchase: &Purchase) -> Decision {
+fn decide(stock: &StockSnapshot, known: &Known, purchase: &Purchase) -> Decision {
     let refused = |refusal| Decision::Answer(Reserved::Refused(refusal));
     if let Some(first) = &known.by_key {
         let fingerprint = purchase.request.as_ref().map(|request| &request.fingerprint);
@@ -275,22 +259,22 @@ fn decide(stand: &Stand, known: &Known, purchase: &Purchase) -> Decision {
         Some(own) => debug_assert!(own.reason.is_some()),
         None => {}
     }
-    if stand.late || stand.state == SaleState::Ended {
+    if stock.late || stock.state == SaleState::Ended {
         return refused(Refusal::Ended);
     }
-    if stand.state != SaleState::Open {
+    if stock.state != SaleState::Open {
         return refused(Refusal::Paused);
     }
-    if stand.early {
-        return refused(Refusal::NotStarted { starts_at: stand.starts_at });
+    if stock.early {
+        return refused(Refusal::NotStarted { starts_at: stock.starts_at });
     }
     if let Some(live) = &known.by_buyer {
         return refused(Refusal::AlreadyPurchased { order: live.order });
     }
-    if purchase.quantity > stand.max_quantity {
-        return refused(Refusal::TooMany { max_quantity: stand.max_quantity });
+    if purchase.quantity > stock.max_quantity {
+        return refused(Refusal::TooMany { max_quantity: stock.max_quantity });
     }
-    if purchase.quantity > stand.reserve {
+    if purchase.quantity > stock.reserve {
         return Decision::Answer(Reserved::Exhausted);
     }
     if known.by_id.is_some() { Decision::TakeUnderSpare } else { Decision::Take }

@@ -1,4 +1,4 @@
-//! Rows of the ledger as words of the domain.
+//! Rows of the ledger as values of the domain.
 
 use std::str::FromStr;
 
@@ -26,12 +26,12 @@ impl FromRow<'_, PgRow> for OrderRow {
         Ok(Self(Order {
             id: OrderId::from_uuid(row.try_get("id")?),
             sale: sale_id(row)?,
-            user: word::<UserId>(row, "user_id")?,
+            user: parsed::<UserId>(row, "user_id")?,
             quantity: count(row, "quantity")?,
             amount_cents: row.try_get("amount_cents")?,
-            status: word(row, "status")?,
-            reason: optional_word(row, "reason")?,
-            pool: word(row, "pool")?,
+            status: parsed(row, "status")?,
+            reason: optional_parsed(row, "reason")?,
+            pool: parsed(row, "pool")?,
             generation: row.try_get("generation")?,
             request_key: row.try_get("request_key")?,
             created_at: row.try_get("created_at")?,
@@ -46,14 +46,14 @@ pub fn sale_id(row: &PgRow) -> sqlx::Result<SaleId> {
 }
 
 /// A column that a CHECK keeps within the words of an enum, or within the letters of an id.
-pub fn word<T>(row: &PgRow, column: &str) -> sqlx::Result<T>
+pub fn parsed<T>(row: &PgRow, column: &str) -> sqlx::Result<T>
 where
     T: FromStr<Err: std::error::Error + Send + Sync + 'static>,
 {
     row.try_get::<&str, _>(column)?.parse().map_err(|fault: T::Err| sqlx::Error::Decode(Box::new(fault)))
 }
 
-pub fn optional_word<T>(row: &PgRow, column: &str) -> sqlx::Result<Option<T>>
+pub fn optional_parsed<T>(row: &PgRow, column: &str) -> sqlx::Result<Option<T>>
 where
     T: FromStr<Err: std::error::Error + Send + Sync + 'static>,
 {

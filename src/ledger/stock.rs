@@ -20,7 +20,7 @@ pub struct StockRow {
     pub reserve: u32,
     /// Ever given to Redis. Never falls, so a late message with an older one can do no harm.
     pub redis_total: u32,
-    /// The life of the sale's Redis state; 0 until the sale is first opened.
+    /// The generation of the sale's Redis state; 0 until the sale is first opened.
     pub generation: i64,
     /// Raised by everything that changes this row or which orders are live.
     pub version: i64,
@@ -64,10 +64,10 @@ const STOCK_AND_OPERATION: &str = "
 impl Ledger {
     pub async fn stock(&self, sale: SaleId) -> Result<Option<StockRow>, Error> {
         let query = sqlx::query_as("SELECT * FROM stock WHERE sale_id = $1");
-        self.in_time(async { Ok(query.bind(sale.get()).fetch_optional(&self.pool).await?) }).await
+        self.with_timeout(async { Ok(query.bind(sale.get()).fetch_optional(&self.pool).await?) }).await
     }
 
-    /// Adds units for Redis to sell, once per operation id, and says how the stock stands now.
+    /// Adds units for Redis to sell, once per operation id, and returns the stock row.
     ///
     /// Redis is told `redis_total` afterwards, as an absolute figure; whoever finds it lower there tells it again.
     pub async fn add_stock(&self, sale: SaleId, units: u32, operation_id: &str) -> Result<StockRow, Error> {

@@ -1,9 +1,9 @@
-//! One sale as the promises look at it.
+//! One sale as the promises check it.
 
 use sqlx::{PgConnection, Row};
 
-use super::rows::{count, optional_word, sale_id, word};
-use super::{Error, Ledger, to_the_end};
+use super::rows::{count, optional_parsed, parsed, sale_id};
+use super::{Error, Ledger, run_detached};
 use crate::domain::{OrderId, SaleId};
 use crate::promises::{LedgerView, OrderFact};
 
@@ -12,7 +12,7 @@ impl Ledger {
     /// and tests, not for a hot path.
     pub async fn view(&self, sale: SaleId) -> Result<Option<LedgerView>, Error> {
         let pool = self.pool.clone();
-        to_the_end(async move {
+        run_detached(async move {
             // Two statements that must not disagree: one snapshot for both.
             let mut transaction = pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
             let view = read(&mut transaction, sale).await?;
@@ -37,11 +37,11 @@ async fn read(connection: &mut PgConnection, sale: SaleId) -> Result<Option<Ledg
     let fact = |row: &sqlx::postgres::PgRow| -> sqlx::Result<OrderFact> {
         Ok(OrderFact {
             id: OrderId::from_uuid(row.try_get("id")?),
-            user: word(row, "user_id")?,
+            user: parsed(row, "user_id")?,
             quantity: count(row, "quantity")?,
-            status: word(row, "status")?,
-            reason: optional_word(row, "reason")?,
-            pool: word(row, "pool")?,
+            status: parsed(row, "status")?,
+            reason: optional_parsed(row, "reason")?,
+            pool: parsed(row, "pool")?,
             generation: row.try_get("generation")?,
         })
     };

@@ -30,11 +30,25 @@ const CLAIM: &str = "
 /// check and the write.
 const GUARD: &str = "SELECT 1 FROM lock_fence WHERE resource = $1 AND token = $2 AND holder = $3 FOR SHARE";
 
+/// Larger than every token before it, whoever asked for those.
+const MINT: &str = "
+    INSERT INTO lock_fence AS fence (resource, token, holder) VALUES ($1, $3 + 1, $2)
+    ON CONFLICT ON CONSTRAINT lock_fence_pkey
+    DO UPDATE SET token = GREATEST(fence.token, $3) + 1, holder = EXCLUDED.holder
+    RETURNING token";
+
 const FLOOR: &str = "SELECT token FROM lock_fence WHERE resource = $1";
 
 /// The greatest token ever claimed for the resource; 0 before the first.
 pub async fn floor(pool: &PgPool, resource: &str) -> Result<i64, sqlx::Error> {
     Ok(sqlx::query_scalar(FLOOR).bind(resource).fetch_optional(pool).await?.unwrap_or(0))
+}
+
+/// Claims the resource without the lock: for a writer that is alone by other means, as the opening of a sale is by the
+/// lock on the sale's row. The token is larger than every one before it, and than the one that was `seen` in Redis:
+/// a ledger that was restored from an older copy has forgotten that one.
+pub async fn mint(pool: &PgPool, resource: &str, holder: &str, seen: i64) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar(MINT).bind(resource).bind(holder).bind(seen).fetch_one(pool).await
 }
 
 /// Shuts out everybody with a smaller token, waiting for their open transactions (as long as the connection's

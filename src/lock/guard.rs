@@ -1,15 +1,13 @@
 //! A lock that is held: what the job sees of it.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sqlx::PgPool;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio_util::sync::CancellationToken;
 
 use super::fence::{self, Fence};
-use super::lease::{Lease, Moment};
+use super::lease::Lease;
 use super::metrics::Metrics;
 use super::script::Acquisition;
 
@@ -63,8 +61,6 @@ pub enum Released {
     Lost(Lost),
     /// Redis did not say. The lock expires by itself.
     Unconfirmed,
-    /// Another guard of the same hold is still there: the lock stays.
-    Kept,
 }
 
 /// What the job knows of its lease.
@@ -74,17 +70,16 @@ pub(super) struct Status {
     pub(super) lost: Option<Lost>,
 }
 
-/// Somebody who waits for the end of a release.
-pub(super) type Ask = oneshot::Sender<Released>;
+/// A release that a guard asks for, and waits for the end of.
+pub(super) type ReleaseRequest = oneshot::Sender<Released>;
 
-/// One hold, shared by the guards that re-entered it. Dropping it closes `asks`, by which the keeper notices.
+/// The guard's side of a held lease. Dropping it closes `release_requests`, by which the other side notices.
 #[derive(Debug)]
 pub(super) struct Hold {
     pub(super) acquisition: Acquisition,
     pub(super) token: i64,
     pub(super) status: watch::Receiver<Status>,
-    pub(super) asks: mpsc::UnboundedSender<Ask>,
-    pub(super) over: CancellationToken,
+    pub(super) release_requests: mpsc::UnboundedSender<ReleaseRequest>,
 }
 
 /// The lock, as long as it is held.
@@ -94,17 +89,17 @@ pub(super) struct Hold {
 #[derive(Debug)]
 #[must_use = "a guard that is dropped gives the lock back"]
 pub struct Guard {
-    hold: Arc<Hold>,
+    hold: Hold,
     pool: PgPool,
     metrics: Metrics,
 }
 
 impl Guard {
     pub(super) fn new(hold: Hold, pool: PgPool, metrics: Metrics) -> Self {
-        Self { hold: Arc::new(hold), pool, metrics }
+        Self { hold, pool, metrics }
     }
 
-    /// The fencing token: greater than that of every earlier holder. Re-entry does not change it.
+    /// The fencing token: greater than that of every earlier holder.
     pub fn token(&self) -> i64 {
         self.hold.token
     }
@@ -133,43 +128,9 @@ impl Guard {
         }
     }
 
-    /// Cancelled when the hold is over, by loss or by release: for what the job starts besides itself.
-    pub fn over(&self) -> CancellationToken {
-        self.hold.over.child_token()
-    }
-
-    /// Whether the lock is still ours, by our own clock: for the loops of a job.
-    ///
-    /// # Errors
-    /// Why it is not.
-    pub fn check(&self) -> Result<(), Lost> {
-        let status = *self.hold.status.borrow();
-        match status.lost {
-            Some(why) => Err(why),
-            None if status.lease.has_ended(Moment::now()) => Err(Lost::Deadline),
-            None => Ok(()),
-        }
-    }
-
     /// Until when it is ours if it is not renewed again. Every renewal moves it.
     pub fn deadline(&self) -> Instant {
         self.hold.status.borrow().lease.deadline()
-    }
-
-    /// Time left until [`Guard::deadline`]; zero for a lost lock.
-    pub fn remaining(&self) -> Duration {
-        let status = *self.hold.status.borrow();
-        if status.lost.is_some() { Duration::ZERO } else { status.lease.remaining(Moment::now()) }
-    }
-
-    /// A second guard of the same hold, for code that needs the lock and is called with it held. The lock is given
-    /// back with the last of them.
-    ///
-    /// # Errors
-    /// When the lock is not held any more: re-entry never takes it afresh.
-    pub fn reenter(&self) -> Result<Self, Lost> {
-        self.check()?;
-        Ok(Self { hold: self.hold.clone(), pool: self.pool.clone(), metrics: self.metrics.clone() })
     }
 
     /// Gives the lock back. Waits until the last renewal has ended, so that none can follow.
@@ -177,10 +138,8 @@ impl Guard {
     /// Without an answer from Redis it gives up after a third of the time to live or five seconds, whichever is less,
     /// and at most two calls more. Dropping the future does not stop the release.
     pub async fn release(self) -> Released {
-        // Exactly one of several guards gets the hold.
-        let Some(hold) = Arc::into_inner(self.hold) else { return Released::Kept };
-        let (ask, answer) = oneshot::channel();
-        if hold.asks.send(ask).is_err() {
+        let (request, answer) = oneshot::channel();
+        if self.hold.release_requests.send(request).is_err() {
             return Released::Lost(Lost::Unattended);
         }
         answer.await.unwrap_or(Released::Lost(Lost::Unattended))

@@ -66,7 +66,6 @@ impl Metrics {
             Released::Lost(Lost::Closing) => "closing",
             Released::Lost(_) => "lost",
             Released::Unconfirmed => "unconfirmed",
-            Released::Kept => return,
         };
         self.release.with_label_values(&[label]).inc();
         self.hold_seconds.observe(held.as_secs_f64());

@@ -27,13 +27,13 @@ pub mod fence;
 
 mod guard;
 
-mod hold;
-
-mod keeper;
+mod held_lease;
 
 pub mod keys;
 
 mod lease;
+
+mod lease_manager;
 
 mod metrics;
 
@@ -45,7 +45,7 @@ use sqlx::PgPool;
 use tokio::sync::oneshot;
 
 use crate::config;
-use keeper::{Keeper, Request};
+use lease_manager::{LeaseManager, Request};
 use script::Acquisition;
 
 pub use fence::Fence;
@@ -57,7 +57,7 @@ pub use metrics::Metrics;
 /// How long PostgreSQL may take to say the floor of the tokens, when the caller waits less.
 const FLOOR_WITHIN: Duration = Duration::from_secs(1);
 
-/// How a lock is wanted. Every wait has an end.
+/// How a lock is acquired and held. Every wait has an end.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// How long the lock outlives a holder that dies, and a failing Redis. Less than [`MIN_TTL`] is taken as that.
@@ -74,10 +74,11 @@ impl Default for Options {
     }
 }
 
-/// Why a lock was not had. Nothing is held afterwards: what a lost answer may have taken is given up behind the scenes.
+/// Why a lock was not acquired. Nothing is held afterwards: what a lost answer may have taken is undone in the
+/// background.
 #[derive(Debug, thiserror::Error)]
 pub enum AcquireError {
-    /// Somebody else holds it, and nobody wanted to wait. It expires in `retry_after` unless it is renewed.
+    /// Somebody else holds it, and the caller does not wait. It expires in `retry_after` unless it is renewed.
     #[error("somebody else holds the lock, which expires in {retry_after:?} unless they renew it")]
     Busy { retry_after: Duration },
     /// Somebody else held it all the time.
@@ -98,7 +99,7 @@ pub enum Unavailable {
     /// The answer came when the lease had as good as ended, such as after a pause of this process.
     #[error("the answer came too late to be of use")]
     TooLate,
-    #[error("the floor of the fencing tokens is not to be had: {0}")]
+    #[error("the floor of the fencing tokens cannot be read: {0}")]
     Floor(sqlx::Error),
     #[error("the lock was closed")]
     Closed,
@@ -116,7 +117,7 @@ pub enum Error {
 /// A handle on the locks. Clones share one thread, one connection to Redis and one set of counters.
 #[derive(Clone, Debug)]
 pub struct Lock {
-    keeper: Keeper,
+    lease_manager: LeaseManager,
     pool: PgPool,
     metrics: Metrics,
 }
@@ -126,7 +127,7 @@ impl Lock {
     /// be the one that holds the sales. `pool` leads to the ledger.
     pub fn new(settings: &config::Redis, pool: PgPool) -> Result<Self, Error> {
         let metrics = Metrics::unregistered();
-        Ok(Self { keeper: Keeper::start(settings, metrics.clone())?, pool, metrics })
+        Ok(Self { lease_manager: LeaseManager::start(settings, metrics.clone())?, pool, metrics })
     }
 
     pub const fn metrics(&self) -> &Metrics {
@@ -146,21 +147,21 @@ impl Lock {
     async fn take(&self, name: &Name, options: Options) -> Result<Guard, AcquireError> {
         let Options { ttl, wait_at_most, max_hold } = options;
         let start = Instant::now();
-        // Here and not on the keeper's thread, because the pool's connections belong to the caller's runtime.
+        // Here and not on the lease_manager's thread, because the pool's connections belong to the caller's runtime.
         let floor = tokio::time::timeout(wait_at_most.max(FLOOR_WITHIN), fence::floor(&self.pool, name.as_str())).await;
         let floor = floor.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(Unavailable::Floor)?;
 
         let (answer, answered) = oneshot::channel();
         let acquisition = Acquisition::new(name.clone(), ttl.max(MIN_TTL));
         let wait_at_most = wait_at_most.saturating_sub(start.elapsed());
-        self.keeper.send(Request { acquisition, floor, wait_at_most, max_hold, answer })?;
+        self.lease_manager.send(Request { acquisition, floor, wait_at_most, max_hold, answer })?;
         let hold = answered.await.unwrap_or(Err(Unavailable::Closed.into()))?;
         Ok(Guard::new(hold, self.pool.clone(), self.metrics.clone()))
     }
 
     /// Tells every job that its lock is lost, and returns when all were given back, and all that was given up is
-    /// undone; `false` when that is not so `within` the time. Nothing is to be had afterwards.
+    /// undone; `false` when that is not so `within` the time. No lock can be acquired afterwards.
     pub async fn close(&self, within: Duration) -> bool {
-        self.keeper.close(within).await
+        self.lease_manager.close(within).await
     }
 }

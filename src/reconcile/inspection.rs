@@ -1,27 +1,27 @@
-//! Looks at one sale in both stores, without a lock and without a write.
+//! Inspects one sale in both stores, without a lock and without a write.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use time::OffsetDateTime;
 
-use super::{Error, Figures, Job, Reconciler};
+use super::{Error, Job, JobStats, Reconciler};
 use crate::domain::{OrderId, Sale, SaleState};
 use crate::ledger::StockRow;
 use crate::stock::ClaimRecord;
 
 /// Why a sale has to be rebuilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum RebuildReason {
     /// This Redis cannot prove that it may sell: it lost the sale, is another process, or was left frozen.
     Cold,
-    /// It sells another life of the sale than the ledger's.
+    /// It sells another generation than the ledger's.
     Generation,
     /// A live order has no claim: its units could be sold again.
     Uncovered,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for RebuildReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Cold => "redis cannot prove that it may sell",
@@ -36,7 +36,7 @@ impl fmt::Display for Reason {
 pub struct Inspection {
     /// Of Redis.
     pub generation: i64,
-    pub rebuild: Option<Reason>,
+    pub rebuild: Option<RebuildReason>,
     /// Unpaid orders beyond their time.
     pub overdue: u64,
     /// Claims, older than the grace, without a row.
@@ -47,12 +47,12 @@ pub struct Inspection {
     pub short_total: bool,
     /// The reserve is of no more use where it is.
     pub idle_reserve: bool,
-    /// Which jobs had their turn, and how much there was to look at.
-    turns: Turns,
+    /// How far the inspection went.
+    scope: Scope,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Turns {
+struct Scope {
     /// Redis sells at the ledger's generation.
     selling: bool,
     /// Claims, where they were compared with rows.
@@ -60,25 +60,25 @@ struct Turns {
 }
 
 impl Inspection {
-    /// What was looked at and found, by job.
-    pub fn figures(&self) -> Figures {
-        let mut figures = Figures::default();
-        figures.checked(Job::Expire, 1, usize::try_from(self.overdue).unwrap_or(usize::MAX));
-        figures.checked(Job::Rebuild, 1, usize::from(self.rebuild.is_some()));
-        if self.turns.selling {
-            figures.checked(Job::Move, 1, usize::from(self.idle_reserve));
+    /// What was checked and found, by job.
+    pub fn stats(&self) -> JobStats {
+        let mut stats = JobStats::default();
+        stats.checked(Job::Expire, 1, usize::try_from(self.overdue).unwrap_or(usize::MAX));
+        stats.checked(Job::Rebuild, 1, usize::from(self.rebuild.is_some()));
+        if self.scope.selling {
+            stats.checked(Job::ReleaseReserve, 1, usize::from(self.idle_reserve));
         }
-        if let Some(claims) = self.turns.claims {
-            figures.checked(Job::Republish, claims, self.orphans.len());
-            figures.checked(Job::Release, claims, self.closed.len());
-            figures.checked(Job::Total, 1, usize::from(self.short_total));
+        if let Some(claims) = self.scope.claims {
+            stats.checked(Job::Republish, claims, self.orphans.len());
+            stats.checked(Job::Release, claims, self.closed.len());
+            stats.checked(Job::Total, 1, usize::from(self.short_total));
         }
-        figures
+        stats
     }
 }
 
 impl Reconciler {
-    /// Looks, and writes nothing: also the dry run of every job.
+    /// Inspects, and writes nothing: also the dry run of every job.
     pub async fn inspect(&self, sale: &Sale, deep: bool) -> Result<Inspection, Error> {
         let mut found = Inspection::default();
         let Some(row) = self.ledger.stock(sale.id).await? else { return Ok(found) };
@@ -87,16 +87,18 @@ impl Reconciler {
         }
         found.overdue = self.ledger.overdue(sale.id, self.settings.max_repairs).await?;
         match self.stock.probe(sale.id).await? {
-            None => found.rebuild = Some(Reason::Cold),
-            Some(update) if update.version.generation != row.generation => found.rebuild = Some(Reason::Generation),
+            None => found.rebuild = Some(RebuildReason::Cold),
+            Some(update) if update.version.generation != row.generation => {
+                found.rebuild = Some(RebuildReason::Generation)
+            }
             Some(update) => {
                 found.generation = update.version.generation;
-                found.turns.selling = true;
+                found.scope.selling = true;
                 found.idle_reserve = row.reserve > 0 && (update.remaining == 0 || self.is_near_the_end(sale));
                 self.inspect_holdings(sale, row, deep, &mut found).await?;
             }
         }
-        self.metrics.inspected(&found.figures());
+        self.metrics.inspected(&found.stats());
         Ok(found)
     }
 
@@ -113,7 +115,7 @@ impl Reconciler {
         // Ledger before Redis: a claim is older than its row.
         let expected = self.ledger.claimed(sale.id, self.settings.grace_ms).await?;
         let Some(holdings) = self.stock.holdings(sale.id).await? else { return Ok(()) };
-        found.turns.claims = Some(holdings.claims.len());
+        found.scope.claims = Some(holdings.claims.len());
         found.short_total = holdings.total < row.redis_total;
         let claimed: HashSet<OrderId> = holdings.claims.iter().map(|held| held.order).collect();
 
@@ -124,16 +126,16 @@ impl Reconciler {
                 orders = ?uncovered,
                 "live orders without a claim, which must never be; the sale is rebuilt"
             );
-            found.rebuild = Some(Reason::Uncovered);
+            found.rebuild = Some(RebuildReason::Uncovered);
         }
 
         let orders: Vec<_> = claimed.into_iter().collect();
-        let standings = self.ledger.standings(&orders).await?;
+        let order_states = self.ledger.order_states(&orders).await?;
         let young = holdings.now_ms - i64::try_from(self.settings.grace_ms).unwrap_or(i64::MAX);
         let most = self.settings.max_repairs as usize;
         for held in holdings.claims {
-            match standings.get(&held.order) {
-                Some(standing) if standing.deserves_a_claim() => {}
+            match order_states.get(&held.order) {
+                Some(state) if state.deserves_a_claim() => {}
                 Some(_) if found.closed.len() < most => found.closed.push(held),
                 None if held.accepted_ms < young && found.orphans.len() < most => found.orphans.push(held),
                 _ => {}
@@ -144,8 +146,8 @@ impl Reconciler {
 
     /// An order that was closed and released between the two reads is no fault.
     async fn are_still_live(&self, orders: &[OrderId]) -> Result<bool, Error> {
-        let standings = self.ledger.standings(orders).await?;
-        Ok(standings.values().any(|standing| standing.deserves_a_claim()))
+        let order_states = self.ledger.order_states(orders).await?;
+        Ok(order_states.values().any(|state| state.deserves_a_claim()))
     }
 
     fn is_near_the_end(&self, sale: &Sale) -> bool {

@@ -2,20 +2,45 @@
 //!
 //! In: every sale that was ever opened, twice a second. Decided: is anything overdue, missing, or left behind? If
 //! not, nothing is locked and nothing written. Guaranteed: whatever is repaired is repaired once, under the sale's
-//! lock for economy and under its fence for safety; nothing but the rebuild carries the ledger's word to Redis; and
-//! no counter is ever corrected by guess.
+//! lock for economy and under its fence for safety; only the rebuild fills Redis from the ledger; and no counter is
+//! ever corrected by guess.
+//!
+//! The states of a sale's Redis, and who moves it from one to the next:
+//!
+//! ```text
+//!                        operator opens the sale: freeze, raise the generation, warm
+//!             ┌────────────────────────────────────────────────────────────────────────┐
+//!             │                                                                        ▼
+//!        ┌────┴───┐  reconciler   ┌────────┐  reconciler    ┌─────────┐  last part ┌─────────┐
+//!        │ absent │ ────────────▶ │ frozen │ ─────────────▶ │ warming │ ─────────▶ │ selling │
+//!        └────────┘    freeze     └────────┘  first part    └─────────┘  of warm   └─────────┘
+//!             ▲                     ▲    ▲     of warm           │                  │  │  │
+//!             │                     │    └───────────────────────┘                  │  │  │
+//!             │          reconciler │      a new reconciler starts over: freeze     │  │  │
+//!             │            freeze   │                                               │  │  │
+//!             │                     ├───────────────────────────────────────────────┘  │  │
+//!             │                     │  reconciler: another generation than the         │  │
+//!             │                     │  ledger's, or a live order without a claim       │  │
+//!             │                 ┌───┴──┐                                               │  │
+//!             │                 │ cold │ ◀─────────────────────────────────────────────┘  │
+//!             │                 └──────┘   Redis was restarted or failed over: the data   │
+//!             │                            is of another run id                           │
+//!             └───────────────────────────────────────────────────────────────────────────┘
+//!                                 Redis lost the data
+//! ```
+//!
+//! Only `selling` answers purchases; in every other state the script answers `COLD`. Pauses and ends are states of the
+//! sale, not of its Redis.
 
 mod claims;
 
-mod figures;
-
 mod inspection;
-
-pub mod opening;
 
 mod rebuild;
 
 mod rounds;
+
+mod stats;
 
 use std::time::{Duration, Instant};
 
@@ -26,14 +51,14 @@ use crate::config;
 use crate::domain::{Sale, SaleId};
 use crate::kafka::Producer;
 use crate::ledger::{self, Ledger};
-use crate::lock::{self, AcquireError, Fence, Lock, Name, Released, fence};
+use crate::lock::{self, AcquireError, Fence, Lock, Lost, Name, Released, fence};
 use crate::stock::script::StockCode;
 use crate::stock::{self, Stock};
 
-pub use figures::{Figures, Job, Metrics};
-pub use inspection::{Inspection, Reason};
+pub use inspection::{Inspection, RebuildReason};
 use rebuild::Rebuilt;
-use rounds::Seat;
+use rounds::Permit;
+pub use stats::{Job, JobStats, Metrics};
 
 /// Why a run did not end.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +78,7 @@ pub enum Error {
     Overtaken,
     /// The lock was lost: whatever was not written by then is not written.
     #[error("the lock was lost: {0}")]
-    Lost(lock::Lost),
+    Lost(Lost),
 }
 
 /// The reconciler of all sales. Any number of them may run.
@@ -66,8 +91,8 @@ pub struct Reconciler {
     stock: Stock,
     lock: Lock,
     producer: Producer,
-    /// For the sales that are worked on at a time: half of the connections to PostgreSQL, which others need, too.
-    seats: Semaphore,
+    /// How many sales are worked on at a time: half of the connections to PostgreSQL, because others need some, too.
+    permits: Semaphore,
     metrics: Metrics,
 }
 
@@ -98,17 +123,17 @@ impl Reconciler {
             stock,
             lock,
             producer,
-            seats: Semaphore::new((settings.postgres.max_connections / 2).max(1) as usize),
+            permits: Semaphore::new((settings.postgres.max_connections / 2).max(1) as usize),
             metrics: Metrics::registered(registry)?,
         })
     }
 
-    /// Looks at one sale and does what is to be done. `deep`: compares claims and rows, too.
-    pub async fn run_once(&self, sale: &Sale, deep: bool) -> Result<Figures, Error> {
-        let mut seat = Seat::take(&self.seats).await;
+    /// Inspects one sale and repairs it. `deep`: compares claims and rows, too.
+    pub async fn run_once(&self, sale: &Sale, deep: bool) -> Result<JobStats, Error> {
+        let mut permit = Permit::acquire(&self.permits).await;
         let found = self.inspect(sale, deep).await?;
-        if found.figures().is_clean() {
-            return Ok(found.figures());
+        if found.stats().is_clean() {
+            return Ok(found.stats());
         }
         let options = lock::Options {
             ttl: Duration::from_millis(self.settings.lock_ttl_ms),
@@ -117,37 +142,43 @@ impl Reconciler {
         };
         let guard = match self.lock.acquire(&Name::sale(sale.id), options).await {
             Ok(guard) => guard,
-            // Another reconciler is at it.
-            Err(AcquireError::Busy { .. } | AcquireError::TimedOut) => return Ok(found.figures()),
+            // Another reconciler repairs it now.
+            Err(AcquireError::Busy { .. } | AcquireError::TimedOut) => return Ok(found.stats()),
             Err(error) => return Err(error.into()),
         };
         let outcome = match guard.claim().await {
             Ok(fence) => tokio::select! {
-                outcome = self.repair_what_is_left(sale, deep, found, &fence, &mut seat) => outcome,
+                outcome = self.repair_what_is_left(sale, deep, found, &fence, &mut permit) => outcome,
                 why = guard.lost() => Err(Error::Lost(why)),
             },
             Err(error) => Err(error.into()),
         };
-        if let Released::Lost(why) = guard.release().await {
-            tracing::warn!(sale = %sale.id, %why, "a job ended without its lock; the fence has kept it from writing");
+        match guard.release().await {
+            // The process is going down, and the lock is free.
+            Released::Lost(Lost::Closing) => {}
+            Released::Lost(why) => {
+                tracing::warn!(sale = %sale.id, %why, "a job ended without its lock; the fence has kept it from writing");
+            }
+            _ => {}
         }
-        if let Ok(figures) = &outcome {
-            self.metrics.repaired(figures);
+        if let Ok(stats) = &outcome {
+            self.metrics.repaired(stats);
         }
         outcome
     }
 
-    /// Somebody may have rebuilt the sale between the look and the lock: a second time would only stop its selling.
+    /// Another reconciler may have rebuilt the sale between the inspection and the lock. A second rebuild would only
+    /// stop the sale for nothing.
     async fn repair_what_is_left(
         &self,
         sale: &Sale,
         deep: bool,
         found: Inspection,
         fence: &Fence,
-        seat: &mut Seat<'_>,
-    ) -> Result<Figures, Error> {
+        permit: &mut Permit<'_>,
+    ) -> Result<JobStats, Error> {
         let found = if found.rebuild.is_some() { self.inspect(sale, deep).await? } else { found };
-        self.repair(sale, found, fence, seat).await
+        self.repair(sale, found, fence, permit).await
     }
 
     async fn repair(
@@ -155,17 +186,17 @@ impl Reconciler {
         sale: &Sale,
         found: Inspection,
         fence: &Fence,
-        seat: &mut Seat<'_>,
-    ) -> Result<Figures, Error> {
-        let mut figures = found.figures();
+        permit: &mut Permit<'_>,
+    ) -> Result<JobStats, Error> {
+        let mut stats = found.stats();
         if found.overdue > 0 {
-            figures.repaired(Job::Expire, self.expire(sale.id, fence).await?);
+            stats.repaired(Job::Expire, self.expire(sale.id, fence).await?);
         }
         if let Some(reason) = found.rebuild {
             let start = Instant::now();
-            let Some(rebuilt) = self.rebuild(sale, fence, seat).await? else {
-                figures.repaired(Job::CatchUp, 1);
-                return Ok(figures);
+            let Some(rebuilt) = self.rebuild(sale, fence, permit).await? else {
+                stats.repaired(Job::CatchUp, 1);
+                return Ok(stats);
             };
             let Rebuilt { generation, live, forgotten, steps } = rebuilt;
             self.metrics.rebuilt(start.elapsed());
@@ -174,19 +205,19 @@ impl Reconciler {
             if forgotten > 0 {
                 tracing::warn!(%sale, forgotten, live, "live orders were missing from Redis and are there again");
             }
-            figures.repaired(Job::Rebuild, 1);
-            figures.checked(Job::Restore, live, forgotten);
-            figures.repaired(Job::Restore, forgotten as u64);
-            return Ok(figures);
+            stats.repaired(Job::Rebuild, 1);
+            stats.checked(Job::Restore, live, forgotten);
+            stats.repaired(Job::Restore, forgotten as u64);
+            return Ok(stats);
         }
-        figures.repaired(Job::Release, self.release(sale.id, &found.closed).await?);
-        figures.repaired(Job::Republish, self.republish(sale.id, found.generation, &found.orphans).await?);
+        stats.repaired(Job::Release, self.release(sale.id, &found.closed).await?);
+        stats.repaired(Job::Republish, self.republish(sale.id, found.generation, &found.orphans).await?);
         if found.idle_reserve {
-            figures.repaired(Job::Move, self.move_reserve(sale.id, fence).await?);
+            stats.repaired(Job::ReleaseReserve, self.release_reserve(sale.id, fence).await?);
         } else if found.short_total {
-            figures.repaired(Job::Total, self.raise_total(sale.id).await?);
+            stats.repaired(Job::Total, self.raise_total(sale.id).await?);
         }
-        Ok(figures)
+        Ok(stats)
     }
 
     /// Closes overdue orders in the ledger, then gives their units back in Redis.
@@ -199,9 +230,9 @@ impl Reconciler {
         Ok(closed.len() as u64)
     }
 
-    async fn move_reserve(&self, sale: SaleId, fence: &Fence) -> Result<u64, Error> {
+    async fn release_reserve(&self, sale: SaleId, fence: &Fence) -> Result<u64, Error> {
         let operation = format!("move-{}", uuid::Uuid::new_v4());
-        let moved = self.ledger.move_reserve(sale, &operation, fence).await?;
+        let moved = self.ledger.release_reserve(sale, &operation, fence).await?;
         if moved.is_some() {
             self.raise_total(sale).await?;
         }

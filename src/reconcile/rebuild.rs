@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::rounds::Seat;
+use super::rounds::Permit;
 use super::{Error, Reconciler};
 use crate::domain::{OrderId, Sale, SaleId, UserId};
 use crate::kafka;
@@ -20,37 +20,37 @@ use crate::stock::codec::{encode_claim, encode_request};
 use crate::stock::script::WarmCode;
 use crate::stock::{Frozen, OnSale, RunId, WarmPart};
 
-/// How often a condition is looked at that others bring about; a tenth as often when it takes long.
-const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// Kafka is asked over a new connection each time.
-const ASK_KAFKA_EVERY: Duration = Duration::from_millis(100);
+/// How often the rebuild polls what others have to bring about; a tenth as often when that takes long.
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
+/// Each poll of Kafka makes a new connection.
+const KAFKA_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Claims or requests in one call of the script.
 const PART: usize = 1_000;
 
-/// Whoever has to see to what a rebuild waits for is told after so long: honest waits are shorter.
-const TELL_AFTER: Duration = Duration::from_secs(3);
+/// A wait that is longer than this is logged with what it is for: somebody may have to repair that.
+const WARN_AFTER: Duration = Duration::from_secs(3);
 
-/// How long each step took: where a sale that stands still stands.
+/// How long each step took, to show where a rebuild waits.
 #[derive(Debug)]
 pub(super) struct Steps {
     since: Instant,
     took: Vec<(&'static str, Duration)>,
-    told: bool,
+    warned: bool,
 }
 
 impl Steps {
     fn begin() -> Self {
-        Self { since: Instant::now(), took: Vec::new(), told: false }
+        Self { since: Instant::now(), took: Vec::new(), warned: false }
     }
 
-    /// The pause before the next look. Says once for each step that it takes too long, and who could end it.
+    /// The pause before the next poll. Warns once for each step that takes too long, with what it waits for.
     fn wait_for(&mut self, sale: SaleId, who: &str, pause: Duration) -> Duration {
-        if self.since.elapsed() <= TELL_AFTER {
+        if self.since.elapsed() <= WARN_AFTER {
             return pause;
         }
-        if !self.told {
+        if !self.warned {
             tracing::warn!(%sale, who, "a rebuild waits, and the sale does not sell meanwhile");
-            self.told = true;
+            self.warned = true;
         }
         pause * 10
     }
@@ -58,7 +58,7 @@ impl Steps {
     fn done(&mut self, step: &'static str) {
         let now = Instant::now();
         self.took.push((step, now - self.since));
-        (self.since, self.told) = (now, false);
+        (self.since, self.warned) = (now, false);
     }
 }
 
@@ -75,14 +75,14 @@ impl fmt::Display for Steps {
 struct Progress<'a, 'b> {
     sale: SaleId,
     steps: Steps,
-    seat: &'a mut Seat<'b>,
+    permit: &'a mut Permit<'b>,
 }
 
 impl Progress<'_, '_> {
-    /// Leaves the others to work meanwhile.
+    /// Gives the permit to other sales meanwhile.
     async fn wait_for(&mut self, who: &str, pause: Duration) {
         let pause = self.steps.wait_for(self.sale, who, pause);
-        self.seat.leave_for(pause).await;
+        self.permit.release_during(pause).await;
     }
 }
 
@@ -99,15 +99,15 @@ pub(super) struct Rebuilt {
 impl Reconciler {
     /// Rebuilds the sale. Waits as long as it takes: the lock's maximum hold bounds it from outside.
     ///
-    /// `None`: the ledger had to catch up first, and another look rebuilds the sale, which is frozen. The orders of one
+    /// `None`: the ledger had to catch up first, and the next inspection rebuilds the sale, which is frozen. The orders of one
     /// sale wait in Kafka in front of those of another, so all ledgers catch up before any rebuild waits for Kafka.
     pub(super) async fn rebuild(
         &self,
         sale: &Sale,
         fence: &Fence,
-        seat: &mut Seat<'_>,
+        permit: &mut Permit<'_>,
     ) -> Result<Option<Rebuilt>, Error> {
-        let mut progress = Progress { sale: sale.id, steps: Steps::begin(), seat };
+        let mut progress = Progress { sale: sale.id, steps: Steps::begin(), permit };
         let Frozen::Yes { run_id, generation } = self.stock.freeze(sale.id, fence.token()).await? else {
             return Err(Error::Overtaken);
         };
@@ -141,14 +141,14 @@ impl Reconciler {
     async fn until_relays_have_flushed(&self, run_id: &RunId, progress: &mut Progress<'_, '_>) -> Result<(), Error> {
         let stale = Duration::from_millis(self.settings.relay_stale_ms);
         while heartbeat::unflushed(self.ledger.pool(), run_id.as_str(), stale).await? > 0 {
-            progress.wait_for("a relay that has yet to publish what it holds", LOOK_EVERY).await;
+            progress.wait_for("a relay that has yet to publish what it holds", POLL_INTERVAL).await;
         }
         Ok(())
     }
 
     async fn until_the_outbox_is_empty(&self, progress: &mut Progress<'_, '_>) -> Result<(), Error> {
         while self.stock.outbox_length(progress.sale).await? > 0 {
-            progress.wait_for("a relay to empty the outbox", LOOK_EVERY).await;
+            progress.wait_for("a relay to empty the outbox", POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Reconciler {
                 return Ok(());
             }
             then = Some(marks);
-            progress.wait_for("a consumer to write what is in Kafka", ASK_KAFKA_EVERY).await;
+            progress.wait_for("a consumer to write what is in Kafka", KAFKA_POLL_INTERVAL).await;
         }
     }
 
@@ -174,8 +174,9 @@ impl Reconciler {
     async fn republish_what_has_no_row(&self, sale: SaleId) -> Result<(HashSet<OrderId>, u64), Error> {
         let Some(holdings) = self.stock.holdings(sale).await? else { return Ok((HashSet::new(), 0)) };
         let orders: Vec<_> = holdings.claims.iter().map(|held| held.order).collect();
-        let standings = self.ledger.standings(&orders).await?;
-        let orphans: Vec<_> = holdings.claims.into_iter().filter(|held| !standings.contains_key(&held.order)).collect();
+        let order_states = self.ledger.order_states(&orders).await?;
+        let orphans: Vec<_> =
+            holdings.claims.into_iter().filter(|held| !order_states.contains_key(&held.order)).collect();
         let published = self.republish(sale, holdings.generation, &orphans).await?;
         Ok((orders.into_iter().collect(), published))
     }
@@ -225,12 +226,12 @@ mod tests {
     fn an_operator_is_told_once_for_each_step_that_takes_too_long() {
         let sale = SaleId::new(1).expect("a sale id");
         let mut steps = Steps::begin();
-        assert_eq!(steps.wait_for(sale, "a relay", LOOK_EVERY), LOOK_EVERY);
-        assert!(!steps.told, "it has only begun");
-        steps.since = steps.since.checked_sub(2 * TELL_AFTER).expect("a machine that runs for seconds");
-        assert_eq!(steps.wait_for(sale, "a relay", LOOK_EVERY), 10 * LOOK_EVERY);
-        assert!(steps.told);
+        assert_eq!(steps.wait_for(sale, "a relay", POLL_INTERVAL), POLL_INTERVAL);
+        assert!(!steps.warned, "it has only begun");
+        steps.since = steps.since.checked_sub(2 * WARN_AFTER).expect("a machine that runs for seconds");
+        assert_eq!(steps.wait_for(sale, "a relay", POLL_INTERVAL), 10 * POLL_INTERVAL);
+        assert!(steps.warned);
         steps.done("relays flushed");
-        assert!(!steps.told, "the next step has a time of its own");
+        assert!(!steps.warned, "the next step has a time of its own");
     }
 }

@@ -1,10 +1,11 @@
-//! Which sale is looked at when: all of them again and again, several at a time.
+//! When each sale is inspected: all of them again and again, several at a time.
 //!
-//! A rebuild may wait for minutes, for a Kafka that is away for example. What is overdue in other sales must not wait
-//! with it, and after a restart of Redis the last of many sales should not stand still until all others are rebuilt.
+//! A rebuild may wait for minutes, for example for a Kafka that is away. Other sales must not wait with it: their orders
+//! fall due, and after a restart of Redis the last of many sales should not stop until all others are rebuilt.
 
 use std::collections::{HashMap, HashSet};
 use std::panic;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,22 +20,32 @@ use crate::domain::{SaleId, SaleState};
 use crate::telemetry::Outage;
 
 /// The first pause after a run that failed; each one after it is twice as long, up to the usual one.
-const SOON: Duration = Duration::from_millis(50);
+const FIRST_RETRY: Duration = Duration::from_millis(50);
 
-/// What came of a look at a sale.
+/// How long a stop waits until all locks are given back.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The result of a run on a sale.
 type Ended = Result<(SaleId, Result<(), Error>), JoinError>;
 
 impl Reconciler {
-    /// Looks at every sale again and again until `stop`.
+    /// Works on every sale again and again until `stop`. Gives its locks back before it returns, so that the next
+    /// reconciler does not have to wait for the leases of this one.
     pub async fn run(self, stop: CancellationToken) {
-        // What is under way ends with this future, wherever it is: what it does may be cut off at any point.
-        let _ = stop.run_until_cancelled(Arc::new(self).look_for_ever()).await;
+        let lock = self.lock.clone();
+        let mut running = pin!(Arc::new(self).run_loop());
+        if stop.run_until_cancelled(running.as_mut()).await.is_some() {
+            return;
+        }
+        // Each run that holds a lock is told of its loss, and ends: it may be cut off at any point. The others end with
+        // `running`. A lock that cannot be given back in time expires by itself.
+        lock.close(CLOSE_TIMEOUT).await;
     }
 
-    async fn look_for_ever(self: Arc<Self>) {
+    async fn run_loop(self: Arc<Self>) {
         let every = Duration::from_millis(self.settings.every_ms);
         let mut rounds = Rounds::new(every, Duration::from_millis(self.settings.deep_every_ms));
-        let mut looks = JoinSet::new();
+        let mut runs = JoinSet::new();
         loop {
             for sale in self.catalogue.all() {
                 if sale.state == SaleState::Draft {
@@ -42,18 +53,18 @@ impl Reconciler {
                 }
                 let Some(deep) = rounds.begin(sale.id) else { continue };
                 let reconciler = Arc::clone(&self);
-                looks.spawn(async move { (sale.id, reconciler.run_once(&sale, deep).await.map(drop)) });
+                runs.spawn(async move { (sale.id, reconciler.run_once(&sale, deep).await.map(drop)) });
             }
             let mut due = Instant::now() + every;
-            let mut hurried = false;
+            let mut retry_scheduled = false;
             loop {
                 tokio::select! {
                     () = sleep_until(due) => break,
-                    Some(ended) = looks.join_next() => {
+                    Some(ended) = runs.join_next() => {
                         rounds.end(ended);
-                        if !hurried && !rounds.troubled.is_empty() {
-                            due = due.min(Instant::now() + rounds.soon.next_pause());
-                            hurried = true;
+                        if !retry_scheduled && !rounds.failing.is_empty() {
+                            due = due.min(Instant::now() + rounds.retry_backoff.next_pause());
+                            retry_scheduled = true;
                         }
                     }
                 }
@@ -62,19 +73,19 @@ impl Reconciler {
     }
 }
 
-/// A place among the sales that are worked on at a time. Who waits for others gives it back meanwhile.
-pub(super) struct Seat<'a> {
+/// A permit to work on a sale: only so many are worked on at a time. A run that waits gives it back meanwhile.
+pub(super) struct Permit<'a> {
     all: &'a Semaphore,
     mine: Option<SemaphorePermit<'a>>,
 }
 
-impl<'a> Seat<'a> {
-    pub(super) async fn take(all: &'a Semaphore) -> Self {
+impl<'a> Permit<'a> {
+    pub(super) async fn acquire(all: &'a Semaphore) -> Self {
         // Nobody closes it.
         Self { all, mine: all.acquire().await.ok() }
     }
 
-    pub(super) async fn leave_for(&mut self, pause: Duration) {
+    pub(super) async fn release_during(&mut self, pause: Duration) {
         self.mine = None;
         sleep(pause).await;
         self.mine = self.all.acquire().await.ok();
@@ -85,10 +96,10 @@ struct Rounds {
     busy: HashSet<SaleId>,
     deep_at: HashMap<SaleId, Instant>,
     deep_every: Duration,
-    troubled: HashMap<SaleId, Outage>,
-    /// What is in trouble is looked at sooner. After a restart of Redis the first call over each connection fails, and
-    /// a sale stands still meanwhile.
-    soon: Backoff,
+    failing: HashMap<SaleId, Outage>,
+    /// Sales that fail are tried again sooner. After a restart of Redis the first call over each connection fails, and
+    /// a sale does not sell meanwhile.
+    retry_backoff: Backoff,
 }
 
 impl Rounds {
@@ -97,12 +108,12 @@ impl Rounds {
             busy: HashSet::new(),
             deep_at: HashMap::new(),
             deep_every,
-            troubled: HashMap::new(),
-            soon: Backoff::new(SOON, every),
+            failing: HashMap::new(),
+            retry_backoff: Backoff::new(FIRST_RETRY, every),
         }
     }
 
-    /// Whether this look is a deep one. `None`: the last one has not ended, and looks must not pile up behind it.
+    /// Whether this run is a deep one. `None`: the last one has not ended, and runs must not pile up behind it.
     fn begin(&mut self, sale: SaleId) -> Option<bool> {
         if !self.busy.insert(sale) {
             return None;
@@ -125,14 +136,14 @@ impl Rounds {
     /// Logs when a sale begins to fail, when it fails for a new reason, and when that is over.
     fn tell_once(&mut self, sale: SaleId, error: Option<Error>) {
         let Some(error) = error else {
-            if let Some(outage) = self.troubled.remove(&sale) {
+            if let Some(outage) = self.failing.remove(&sale) {
                 outage.recovered(|| tracing::info!(%sale, "the reconciler can work on this sale again"));
             }
             return;
         };
-        self.troubled.entry(sale).or_default().failed(error.to_string().as_str(), |trouble| {
+        self.failing.entry(sale).or_default().failed(error.to_string().as_str(), |trouble| {
             tracing::warn!(%sale, trouble, "the reconciler cannot do its work on this sale now; it goes on trying");
-            self.soon.reset();
+            self.retry_backoff.reset();
         });
     }
 }
@@ -142,21 +153,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sale_is_looked_at_again_when_the_last_look_has_ended() {
-        let mut rounds = Rounds::new(SOON, Duration::from_secs(3600));
+    fn a_sale_is_inspected_again_when_the_last_run_has_ended() {
+        let mut rounds = Rounds::new(FIRST_RETRY, Duration::from_secs(3600));
         let (one, other) = (SaleId::new(1).expect("an id"), SaleId::new(2).expect("an id"));
-        assert_eq!([rounds.begin(one), rounds.begin(other)], [Some(true), Some(true)], "the first look is a deep one");
+        assert_eq!([rounds.begin(one), rounds.begin(other)], [Some(true), Some(true)], "the first run is a deep one");
         assert_eq!(rounds.begin(one), None);
         rounds.end(Ok((one, Ok(()))));
         assert_eq!([rounds.begin(one), rounds.begin(other)], [Some(false), None]);
     }
 
     #[tokio::test]
-    async fn a_look_that_broke_down_breaks_the_reconciler_down() {
-        let mut rounds = Rounds::new(SOON, SOON);
-        let mut looks: JoinSet<(SaleId, Result<(), Error>)> = JoinSet::new();
-        looks.spawn(async { panic!("a defect") });
-        let ended = looks.join_next().await.expect("it ended");
+    async fn a_run_that_panics_ends_the_reconciler() {
+        let mut rounds = Rounds::new(FIRST_RETRY, FIRST_RETRY);
+        let mut runs: JoinSet<(SaleId, Result<(), Error>)> = JoinSet::new();
+        runs.spawn(async { panic!("a defect") });
+        let ended = runs.join_next().await.expect("it ended");
         let told = panic::catch_unwind(panic::AssertUnwindSafe(|| rounds.end(ended)));
         assert_eq!(told.expect_err("a panic").downcast_ref::<&str>(), Some(&"a defect"));
     }

@@ -2,8 +2,6 @@
 
 mod generations;
 
-mod moves;
-
 mod races;
 
 mod recording;
@@ -13,5 +11,7 @@ mod reserve;
 mod reserve_races;
 
 mod stock;
+
+mod transitions;
 
 mod world;

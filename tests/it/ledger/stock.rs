@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use seckill::domain::SaleId;
 use seckill::ledger::{self, Error};
+use seckill::lock::fence;
 
 use super::world::{World, messages};
 
@@ -73,11 +74,11 @@ async fn stock_added_between_batches_is_sold_by_the_next() {
 async fn fencing_tokens_rise_strictly_whoever_asks() {
     let world = World::new("fence").await;
     let holders: Vec<_> = (0..20).map(|holder| holder.to_string()).collect();
-    let asked = holders.iter().map(|holder| world.ledger.fence_token("sale:1", holder, 0));
+    let asked = holders.iter().map(|holder| fence::mint(world.ledger.pool(), "sale:1", holder, 0));
     let tokens: HashSet<_> = futures_util::future::try_join_all(asked).await.unwrap().into_iter().collect();
     assert_eq!(tokens, (1..=20).collect());
-    assert_eq!(world.ledger.fence_token("sale:1", "last", 0).await.unwrap(), 21);
-    assert_eq!(world.ledger.fence_token("sale:2", "first", 0).await.unwrap(), 1);
+    assert_eq!(fence::mint(world.ledger.pool(), "sale:1", "last", 0).await.unwrap(), 21);
+    assert_eq!(fence::mint(world.ledger.pool(), "sale:2", "first", 0).await.unwrap(), 1);
 }
 
 /// The last wall behind the last wall: whoever writes it, by hand or by mistake, such a row does not exist.

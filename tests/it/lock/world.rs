@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use prometheus::Registry;
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
@@ -9,7 +10,7 @@ use sandbox::{self, Fsync, RedisOptions, Sandbox};
 use seckill::config::Settings;
 use seckill::ledger::{self, Ledger};
 use seckill::lock::script::{AbortCode, Acquisition, RenewCode};
-use seckill::lock::{Guard, Lock, Name, Options, Released, keys};
+use seckill::lock::{Guard, Lock, Lost, Name, Options, Released, keys};
 use sqlx::PgPool;
 
 use crate::support::servers::shared_settings;
@@ -169,6 +170,11 @@ impl World {
         let of_label = metrics.iter().filter(|metric| metric.get_label().iter().all(|pair| pair.value() == label));
         of_label.map(|metric| metric.get_counter().get_value() as u64).sum()
     }
+}
+
+/// Whether the holder was told of a loss by now.
+pub fn loss(guard: &Guard) -> Option<Lost> {
+    guard.lost().now_or_never()
 }
 
 pub fn waiting(wait_at_most: Duration) -> Options {

@@ -9,9 +9,9 @@ use sandbox::Options;
 use seckill::app::Roles;
 use seckill::catalogue::{NewSale, SaleChange};
 use seckill::domain::{Sale, SaleId, SaleState};
-use seckill::operator::Error;
+use seckill::lock::fence;
+use seckill::operator::{Error, opening};
 use seckill::promises::RedisView;
-use seckill::reconcile::opening;
 use seckill::stock::script::WarmCode;
 use seckill::stock::{Frozen, OnSale, WarmPart};
 use sqlx::{Connection as _, PgPool};
@@ -47,7 +47,8 @@ async fn six_openings_at_once_are_one() {
 
 /// Freezes as an opening does, and answers with what it goes on with.
 async fn freeze(running: &Running, sale: SaleId) -> (i64, seckill::stock::RunId) {
-    let token = running.service.ledger.fence_token(&format!("sale:{sale}"), "crashed", 0).await.expect("a token");
+    let token =
+        fence::mint(running.service.ledger.pool(), &format!("sale:{sale}"), "crashed", 0).await.expect("a token");
     match running.service.stock.freeze(sale, token).await.expect("an answer") {
         Frozen::Yes { run_id, .. } => (token, run_id),
         Frozen::Stale => panic!("nobody else was here"),

@@ -19,9 +19,9 @@ use seckill::catalogue::NewSale;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderStatus, Outcome, Sale};
 use seckill::lock::Lost;
+use seckill::operator::opening::{self, Opened};
 use seckill::purchasing::Purchasing;
-use seckill::reconcile::opening::{self, Opened};
-use seckill::reconcile::{Error, Figures, Job, Reconciler};
+use seckill::reconcile::{Error, Job, JobStats, Reconciler};
 use seckill::stock::keys;
 use time::OffsetDateTime;
 
@@ -33,7 +33,7 @@ async fn impatient(name: &str) -> Settings {
 }
 
 /// One run. If Kafka is slow to answer, it is made again, as the service does.
-async fn run(fixture: &ReconcilerFixture, sale: &Sale) -> Result<Figures, Error> {
+async fn run(fixture: &ReconcilerFixture, sale: &Sale) -> Result<JobStats, Error> {
     let run = async {
         loop {
             match fixture.reconciler.run_once(sale, true).await {
@@ -52,8 +52,8 @@ async fn patient(fixture: &ReconcilerFixture, roles: Roles) -> ReconcilerFixture
     ReconcilerFixture::start(&settings, roles).await
 }
 
-fn assert_clean(figures: &Figures) {
-    assert!(figures.is_clean(), "{figures:?}");
+fn assert_clean(stats: &JobStats) {
+    assert!(stats.is_clean(), "{stats:?}");
 }
 
 async fn assert_waits(fixture: &ReconcilerFixture, sale: &Sale, generation: i64) {
@@ -62,19 +62,19 @@ async fn assert_waits(fixture: &ReconcilerFixture, sale: &Sale, generation: i64)
     assert_eq!(fixture.row(sale).await.generation, generation, "nothing was raised");
 }
 
-async fn assert_rebuilt(fixture: &ReconcilerFixture, sale: &Sale, generation: i64) -> Figures {
-    let figures = run(fixture, sale).await.expect("a run");
-    assert_eq!(figures.of(Job::Rebuild).repaired, 1);
+async fn assert_rebuilt(fixture: &ReconcilerFixture, sale: &Sale, generation: i64) -> JobStats {
+    let stats = run(fixture, sale).await.expect("a run");
+    assert_eq!(stats.of(Job::Rebuild).repaired, 1);
     assert_eq!(fixture.row(sale).await.generation, generation);
     let update = fixture.running.service.stock.probe(sale.id).await.expect("an answer").expect("it sells");
     assert_eq!(update.version.generation, generation);
-    figures
+    stats
 }
 
 /// The first look at a sale whose ledger is older than Redis.
 async fn assert_catches_up(fixture: &ReconcilerFixture, sale: &Sale, generation: i64) {
-    let figures = run(fixture, sale).await.expect("a run");
-    assert_eq!((figures.of(Job::CatchUp).repaired, figures.of(Job::Rebuild).repaired), (1, 0));
+    let stats = run(fixture, sale).await.expect("a run");
+    assert_eq!((stats.of(Job::CatchUp).repaired, stats.of(Job::Rebuild).repaired), (1, 0));
     assert_eq!(fixture.row(sale).await.generation, generation);
 }
 
@@ -170,8 +170,8 @@ async fn an_order_of_a_life_that_the_ledger_forgot_has_its_row_when_the_rebuild_
     let order = sell_ahead_of_the_ledger(&fixture, &sale).await;
     fixture.drain_outbox(&sale).await;
     assert_catches_up(&fixture, &sale, 2).await;
-    let figures = assert_rebuilt(&fixture, &sale, 3).await;
-    assert_eq!(figures.of(Job::Restore).repaired, 0, "it was the ledger that had lost data");
+    let stats = assert_rebuilt(&fixture, &sale, 3).await;
+    assert_eq!(stats.of(Job::Restore).repaired, 0, "it was the ledger that had lost data");
     assert_eq!(fixture.status(order).await, Some((OrderStatus::Created, None)));
     assert_eq!(fixture.remaining(&sale).await, 2);
     fixture.running.settle(sale.id).await;
@@ -239,8 +239,8 @@ async fn a_live_order_without_a_claim_leads_to_a_rebuild_once_it_is_old_enough()
     let _: i64 = fixture.redis().await.hdel(keys::claims(sale.id), "ann").await.expect("a hash");
     assert_clean(&run(&fixture, &sale).await.expect("a run"));
     fixture.meddle(&sale, "UPDATE orders SET created_at = created_at - interval '2 hours' WHERE sale_id = $1").await;
-    let figures = assert_rebuilt(&fixture, &sale, 2).await;
-    assert_eq!(figures.of(Job::Restore).repaired, 1, "an operator learns that Redis has lost data");
+    let stats = assert_rebuilt(&fixture, &sale, 2).await;
+    assert_eq!(stats.of(Job::Restore).repaired, 1, "an operator learns that Redis has lost data");
     fixture.running.settle(sale.id).await;
 }
 

@@ -1,25 +1,30 @@
-//! The reconciler as operators meet it: a run by hand, a look that changes nothing, and figures to be scraped.
+//! The reconciler as operators meet it: a run by hand, a dry run, figures to be scraped, and a stop.
 
 use std::process::Command;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::support::fixtures::redis;
 use crate::support::http::Connection;
+use crate::support::reconciler::{ReconcilerFixture, hasty};
 use crate::support::service::{PATIENCE, Running, settings};
 use crate::support::wait_until;
 use drive::environment::{SandboxSettings, env_for};
+use prometheus::{Encoder, Registry, TextEncoder};
 use redis::AsyncCommands;
 use sandbox::{Options, Sandbox};
 use seckill::app::Roles;
 use seckill::config::Settings;
 use seckill::domain::{OrderId, OrderStatus, Sale, SaleId};
 use seckill::ledger::{self, Ledger};
+use seckill::lock::{Lock, Name, Options as LockOptions, Released};
 use seckill::stock::keys;
 use secrecy::ExposeSecret;
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
+use tokio_util::sync::CancellationToken;
 
-/// Runs `seckill reconcile …` and answers with the figures of one job: checked, found, repaired.
+/// Runs `seckill reconcile …` and answers with the stats of one job: checked, found, repaired.
 fn reconcile(settings: &Settings, sale: &Sale, how: &str, job: &str) -> Option<[u64; 3]> {
     let id = sale.id.to_string();
     let mut command = Command::new(env!("CARGO_BIN_EXE_seckill"));
@@ -29,8 +34,8 @@ fn reconcile(settings: &Settings, sale: &Sale, how: &str, job: &str) -> Option<[
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let line = words.into_iter().find(|words| words.first() == Some(&&*id) && words.get(1) == Some(&job))?;
-    let figure = |at: usize| line[at].parse().expect("a number");
-    Some([figure(2), figure(3), figure(4)])
+    let counts = |at: usize| line[at].parse().expect("a number");
+    Some([counts(2), counts(3), counts(4)])
 }
 
 /// The reconciler that never works, and nobody sees it: what it has looked at, found and repaired is always said.
@@ -117,9 +122,9 @@ async fn a_look_at_a_postgresql_that_fell_silent_ends() {
     let (sale, order) = (SaleId::new(1).expect("an id"), OrderId::mint(SaleId::new(1).expect("an id"), 1, 1));
     let looks = async {
         let orders = [order];
-        let (stock, overdue, claimed, standings) =
-            tokio::join!(far.stock(sale), far.overdue(sale, 1), far.claimed(sale, 0), far.standings(&orders));
-        [stock.err(), overdue.err(), claimed.err(), standings.err()]
+        let (stock, overdue, claimed, order_states) =
+            tokio::join!(far.stock(sale), far.overdue(sale, 1), far.claimed(sale, 0), far.order_states(&orders));
+        [stock.err(), overdue.err(), claimed.err(), order_states.err()]
     };
     let silence = async {
         let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
@@ -135,4 +140,41 @@ async fn a_look_at_a_postgresql_that_fell_silent_ends() {
         let error = error.expect("nobody answered").to_string();
         assert!(error.contains("silent"), "{error}");
     }
+}
+
+/// The rebuild waits for a relay that never flushes. The lease is far longer than the test.
+#[tokio::test]
+async fn a_reconciler_that_stops_in_the_middle_of_a_repair_gives_its_lock_back() {
+    let mut settings = hasty("stops_in_a_repair").await;
+    settings.reconcile.lock_ttl_ms = 600_000;
+    let ReconcilerFixture { running, reconciler, lock } = ReconcilerFixture::start(&settings, Roles::OBSERVE).await;
+    let registry = Registry::new();
+    lock.metrics().register(&registry).expect("metrics");
+    let sale = running.open_sale(1).await;
+    let relay =
+        "INSERT INTO relays (instance, seen_at, flushed_home) VALUES ('r', clock_timestamp() + interval '1 h', 'x')";
+    sqlx::query(relay).execute(running.service.ledger.pool()).await.expect("a relay");
+    running.service.stock.freeze(sale.id, 1).await.expect("an answer");
+
+    let stop = CancellationToken::new();
+    let run = tokio::spawn(reconciler.run(stop.clone()));
+    let client = redis::Client::open(settings.redis.url.expose_secret()).expect("a URL");
+    let redis = client.get_multiplexed_async_connection().await.expect("Redis answers");
+    wait_until("the rebuild has begun", PATIENCE, async || {
+        let fence: i64 = redis.clone().hget(keys::sale(sale.id), "fence").await.expect("a hash");
+        fence > 1
+    })
+    .await;
+    stop.cancel();
+    tokio::time::timeout(PATIENCE, run).await.expect("an end").expect("no panic");
+
+    let next = Lock::new(&settings.redis, running.service.ledger.pool().clone()).expect("a lock");
+    let try_once = LockOptions { wait_at_most: Duration::ZERO, ..LockOptions::default() };
+    let guard = next.acquire(&Name::sale(sale.id), try_once).await.expect("the lock is free at once");
+    assert_eq!(guard.release().await, Released::Released);
+    let mut text = Vec::new();
+    TextEncoder::new().encode(&registry.gather(), &mut text).expect("text");
+    let text = String::from_utf8(text).expect("text");
+    assert!(text.contains("seckill_lock_release_total{outcome=\"closing\"} 1"), "released by its job: {text}");
+    assert!(text.contains("seckill_lock_dropped_total 0"), "{text}");
 }

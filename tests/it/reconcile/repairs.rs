@@ -15,7 +15,7 @@ use seckill::app::Roles;
 use seckill::config::Settings;
 use seckill::domain::{OrderStatus, Rejection, Sale};
 use seckill::ledger;
-use seckill::lock::{Name, Options};
+use seckill::lock::{Name, Options, fence};
 use seckill::reconcile::Job;
 use seckill::stock::keys;
 
@@ -26,8 +26,9 @@ async fn a_healthy_sale_is_left_alone_and_nothing_is_locked() {
     let purchase = fixture.buy(&sale, "ann").await;
     fixture.record(&sale, &purchase).await;
     assert!(fixture.reconcile(&sale).await.is_clean());
-    let fence =
-        fixture.running.service.ledger.fence_token(Name::sale(sale.id).as_str(), "test", 0).await.expect("a token");
+    let fence = fence::mint(fixture.running.service.ledger.pool(), Name::sale(sale.id).as_str(), "test", 0)
+        .await
+        .expect("a token");
     assert_eq!(fence, 2, "only the opening has claimed it before");
 }
 
@@ -146,8 +147,8 @@ async fn an_order_that_is_paid_in_the_moment_of_its_expiry_stays_paid() {
         .await;
         payment.commit().await.expect("a commit");
     };
-    let (figures, ()) = tokio::join!(fixture.reconcile(&sale), commit);
-    assert_eq!(figures.of(Job::Expire).repaired, 0);
+    let (stats, ()) = tokio::join!(fixture.reconcile(&sale), commit);
+    assert_eq!(stats.of(Job::Expire).repaired, 0);
     assert_eq!(fixture.status(bought.order).await, Some((OrderStatus::Paid, None)));
 }
 
@@ -174,7 +175,7 @@ async fn before_the_end_the_reserve_goes_to_redis_even_if_that_still_has_units()
     settings.reconcile.move_before_end_s = 7200;
     let fixture = ReconcilerFixture::start(&settings, Roles::OBSERVE).await;
     let sale = fixture.open_with(3, 1).await;
-    assert_eq!(fixture.reconcile(&sale).await.of(Job::Move).repaired, 1);
+    assert_eq!(fixture.reconcile(&sale).await.of(Job::ReleaseReserve).repaired, 1);
     assert_eq!(fixture.remaining(&sale).await, 3);
 }
 
@@ -186,13 +187,13 @@ async fn the_reserve_goes_to_redis_when_that_has_sold_out_and_again_when_units_c
     let pool = fixture.running.service.ledger.pool();
     let more = "UPDATE stock SET total = total + 2, reserve = reserve + 2 WHERE sale_id = $1";
     sqlx::query(more).bind(sale.id.get()).execute(pool).await.expect("an update");
-    assert_eq!(fixture.reconcile(&sale).await.of(Job::Move).found, 0, "Redis still has a unit");
+    assert_eq!(fixture.reconcile(&sale).await.of(Job::ReleaseReserve).found, 0, "Redis still has a unit");
     fixture.buy(&sale, "ann").await;
-    assert_eq!(fixture.reconcile(&sale).await.of(Job::Move).repaired, 1);
+    assert_eq!(fixture.reconcile(&sale).await.of(Job::ReleaseReserve).repaired, 1);
     fixture.buy(&sale, "bob").await;
     fixture.buy(&sale, "cid").await;
     sqlx::query(more).bind(sale.id.get()).execute(pool).await.expect("an update");
-    assert_eq!(fixture.reconcile(&sale).await.of(Job::Move).repaired, 1, "for ever, not once");
+    assert_eq!(fixture.reconcile(&sale).await.of(Job::ReleaseReserve).repaired, 1, "for ever, not once");
 }
 
 /// Whoever was overtaken writes nothing, whatever he believes.
@@ -207,10 +208,10 @@ async fn a_job_that_was_overtaken_writes_nothing() {
     sqlx::query(late).execute(ledger.pool()).await.expect("an update");
     let guard = fixture.lock.acquire(&Name::sale(sale.id), Options::default()).await.expect("the lock");
     let fence = guard.claim().await.expect("a claim");
-    ledger.fence_token(Name::sale(sale.id).as_str(), "a later holder", 0).await.expect("a token");
+    fence::mint(ledger.pool(), Name::sale(sale.id).as_str(), "a later holder", 0).await.expect("a token");
     let expired = ledger.expire(sale.id, 10, &fence).await;
     assert!(matches!(expired, Err(ledger::Error::Overtaken(_))), "{expired:?}");
-    let moved = ledger.move_reserve(sale.id, "late", &fence).await;
+    let moved = ledger.release_reserve(sale.id, "late", &fence).await;
     assert!(matches!(moved, Err(ledger::Error::Overtaken(_))), "{moved:?}");
     let opened = ledger.open_generation(sale.id, 1, Some(&fence)).await;
     assert!(matches!(opened, Err(ledger::Error::Overtaken(_))), "{opened:?}");

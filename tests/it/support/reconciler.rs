@@ -72,7 +72,7 @@ impl ReconcilerFixture {
         self.running.service.ledger.record(&[message]).await.expect("a row");
     }
 
-    pub async fn reconcile(&self, sale: &Sale) -> seckill::reconcile::Figures {
+    pub async fn reconcile(&self, sale: &Sale) -> seckill::reconcile::JobStats {
         self.reconciler.run_once(sale, true).await.expect("a run")
     }
 

@@ -1,4 +1,4 @@
-//! The thread that speaks with Redis for all locks of a process, and the life of one acquisition on it.
+//! The thread that speaks with Redis for all locks of a process, and one acquisition on it, from first to last.
 //!
 //! Its own thread, so that a job which blocks every worker still has its lock renewed. One task per acquisition, from
 //! the first try to the release: nothing can renew a lock after its release, since the same task does both. A caller
@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use super::guard::Hold;
-use super::hold::{Held, keep};
+use super::held_lease::{HeldLease, hold_until_released};
 use super::lease::{Lease, Moment, call_timeout, waiting_backoff};
 use super::metrics::Metrics;
 use super::script::{AbortCode, AcquireCode, Acquisition};
@@ -28,7 +28,7 @@ use crate::config;
 /// A connection on which data stays unacknowledged for so long is dead, and another one is made.
 const DEAD_AFTER: Duration = Duration::from_secs(5);
 
-/// A wish for a lock.
+/// A request for a lock.
 pub(super) struct Request {
     pub(super) acquisition: Acquisition,
     pub(super) floor: i64,
@@ -39,13 +39,13 @@ pub(super) struct Request {
 
 /// A handle on the thread. The thread ends when the last handle is gone and the last lock was given back.
 #[derive(Clone, Debug)]
-pub(super) struct Keeper {
+pub(super) struct LeaseManager {
     requests: mpsc::UnboundedSender<Request>,
     tasks: TaskTracker,
     closing: CancellationToken,
 }
 
-impl Keeper {
+impl LeaseManager {
     pub(super) fn start(settings: &config::Redis, metrics: Metrics) -> Result<Self, Error> {
         let info = settings.url.expose_secret().into_connection_info()?;
         let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true).set_user_timeout(DEAD_AFTER));
@@ -63,9 +63,9 @@ impl Keeper {
             let _entered = runtime.enter();
             ConnectionManager::new_lazy_with_config(client, manager)?
         };
-        let (requests, wishes) = mpsc::unbounded_channel();
+        let (requests, incoming) = mpsc::unbounded_channel();
         let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
-        let work = run(wishes, redis, metrics, tasks.clone(), closing.clone());
+        let work = run(incoming, redis, metrics, tasks.clone(), closing.clone());
         std::thread::Builder::new().name("lock".to_owned()).spawn(move || runtime.block_on(work))?;
         Ok(Self { requests, tasks, closing })
     }
@@ -87,13 +87,13 @@ impl Keeper {
 }
 
 async fn run(
-    mut wishes: mpsc::UnboundedReceiver<Request>,
+    mut incoming: mpsc::UnboundedReceiver<Request>,
     redis: ConnectionManager,
     metrics: Metrics,
     tasks: TaskTracker,
     closing: CancellationToken,
 ) {
-    while let Some(request) = wishes.recv().await {
+    while let Some(request) = incoming.recv().await {
         if !closing.is_cancelled() {
             tasks.spawn(serve(request, redis.clone(), metrics.clone(), closing.clone()));
         }
@@ -102,38 +102,38 @@ async fn run(
     tasks.wait().await;
 }
 
-/// The life of one acquisition.
+/// One acquisition: its tries, its hold and its release, or its undoing.
 async fn serve(mut request: Request, mut redis: ConnectionManager, metrics: Metrics, closing: CancellationToken) {
     let tried = attempt(&mut request, &mut redis, &closing).await;
     let Request { acquisition, max_hold, answer, .. } = request;
-    let unconfirmed = match tried {
+    let may_hold = match tried {
         Ok((token, lease)) => {
             let max_hold_at = lease.sent() + max_hold;
             let (hold, held) =
-                Held::new(acquisition.clone(), token, lease, max_hold_at, redis.clone(), metrics, closing);
+                HeldLease::new(acquisition.clone(), token, lease, max_hold_at, redis.clone(), metrics, closing);
             match answer.send(Ok(hold)) {
-                Ok(()) => return keep(held).await,
+                Ok(()) => return hold_until_released(held).await,
                 // The caller gave up in the moment of success.
                 Err(_) => true,
             }
         }
-        Err(Failed { error, unconfirmed }) => {
+        Err(Failed { error, may_hold }) => {
             let _ = answer.send(Err(error));
-            unconfirmed
+            may_hold
         }
     };
-    if unconfirmed {
+    if may_hold {
         give_up(&acquisition, &mut redis).await;
     }
 }
 
 struct Failed {
     error: AcquireError,
-    /// The lock may be held in our name, or come to be.
-    unconfirmed: bool,
+    /// The lock may be held in our name, or may still be taken in it.
+    may_hold: bool,
 }
 
-/// Tries until the lock is had or the time is up. Every try carries the same id, so that a try after a lost answer
+/// Tries until the lock is acquired or the time is up. Every try carries the same id, so that a try after a lost answer
 /// finds what the one before has done.
 async fn attempt(
     request: &mut Request,
@@ -143,7 +143,7 @@ async fn attempt(
     let Request { acquisition, floor, wait_at_most, answer, .. } = request;
     let until = Instant::now() + *wait_at_most;
     let mut backoff = waiting_backoff();
-    let mut unconfirmed = false;
+    let mut may_hold = false;
     loop {
         let sent = Moment::now();
         let answered = timeout(call_timeout(acquisition.ttl), acquisition.take(*floor, redis)).await;
@@ -151,25 +151,25 @@ async fn attempt(
             Ok(Ok((AcquireCode::Taken | AcquireCode::Mine, token))) => {
                 let lease = Lease::new(sent, acquisition.ttl);
                 if lease.has_ended(Moment::now()) {
-                    return Err(Failed { error: Unavailable::TooLate.into(), unconfirmed: true });
+                    return Err(Failed { error: Unavailable::TooLate.into(), may_hold: true });
                 }
                 return Ok((token, lease));
             }
             Ok(Ok((AcquireCode::Busy, ttl))) => {
                 AcquireError::Busy { retry_after: Duration::from_millis(ttl.try_into().unwrap_or(0)) }
             }
-            Ok(Ok((AcquireCode::Gone, _))) => return Err(Failed { error: Unavailable::TooLate.into(), unconfirmed }),
+            Ok(Ok((AcquireCode::Gone, _))) => return Err(Failed { error: Unavailable::TooLate.into(), may_hold }),
             Ok(Err(error)) => {
-                unconfirmed |= !error.is_connection_refusal();
+                may_hold |= !error.is_connection_refusal();
                 let final_word = !may_pass(&error);
                 let error = Unavailable::Redis(error).into();
                 if final_word {
-                    return Err(Failed { error, unconfirmed });
+                    return Err(Failed { error, may_hold });
                 }
                 error
             }
             Err(_) => {
-                unconfirmed = true;
+                may_hold = true;
                 Unavailable::NoAnswer.into()
             }
         };
@@ -177,7 +177,7 @@ async fn attempt(
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let waited = matches!(error, AcquireError::Busy { .. }) && !wait_at_most.is_zero();
-            return Err(Failed { error: if waited { AcquireError::TimedOut } else { error }, unconfirmed });
+            return Err(Failed { error: if waited { AcquireError::TimedOut } else { error }, may_hold });
         }
         let mut pause = backoff.next_pause().min(left);
         if let AcquireError::Busy { retry_after } = error {
@@ -186,8 +186,8 @@ async fn attempt(
         }
         tokio::select! {
             () = sleep(pause) => {}
-            () = answer.closed() => return Err(Failed { error: AcquireError::TimedOut, unconfirmed }),
-            () = closing.cancelled() => return Err(Failed { error: Unavailable::Closed.into(), unconfirmed }),
+            () = answer.closed() => return Err(Failed { error: AcquireError::TimedOut, may_hold }),
+            () = closing.cancelled() => return Err(Failed { error: Unavailable::Closed.into(), may_hold }),
         }
     }
 }

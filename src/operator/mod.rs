@@ -2,6 +2,8 @@
 //!
 //! Every command but `create` may be repeated: what a crash left half done, the repeat completes.
 
+pub mod opening;
+
 use std::sync::Arc;
 
 use crate::catalogue::{self, Catalogue, NewSale, SaleChange};
@@ -10,9 +12,9 @@ use crate::domain::{Sale, SaleId, SaleState, UserId};
 use crate::kafka;
 use crate::ledger::{self, Ledger};
 use crate::promises::{self, CheckResult, Finding, Flow, RedisView, Snapshot};
-use crate::reconcile::opening::{self, Opened};
 use crate::stock::script::{SaleCode, StockCode};
 use crate::stock::{self, Stock};
+use opening::Opened;
 
 /// Why a command was not carried out.
 #[derive(Debug, thiserror::Error)]

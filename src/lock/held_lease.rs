@@ -8,7 +8,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, warn};
 
-use super::guard::{Ask, Hold, Lost, Released, Status};
+use super::guard::{Hold, Lost, ReleaseRequest, Released, Status};
 use super::lease::{Lease, Moment, call_timeout, retry_backoff};
 use super::metrics::{Metrics, Renewal};
 use super::script::{Acquisition, ReleaseCode, RenewCode};
@@ -16,8 +16,8 @@ use super::script::{Acquisition, ReleaseCode, RenewCode};
 /// A job that gives a lock back does not wait longer than this for a Redis that does not answer.
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 
-/// The keeper's side of a [`Hold`].
-pub(super) struct Held {
+/// The lock thread's side of a [`Hold`].
+pub(super) struct HeldLease {
     acquisition: Acquisition,
     token: i64,
     lease: Lease,
@@ -27,11 +27,10 @@ pub(super) struct Held {
     metrics: Metrics,
     closing: CancellationToken,
     status: watch::Sender<Status>,
-    asks: mpsc::UnboundedReceiver<Ask>,
-    over: CancellationToken,
+    release_requests: mpsc::UnboundedReceiver<ReleaseRequest>,
 }
 
-impl Held {
+impl HeldLease {
     pub(super) fn new(
         acquisition: Acquisition,
         token: i64,
@@ -42,47 +41,45 @@ impl Held {
         closing: CancellationToken,
     ) -> (Hold, Self) {
         let (status, watched) = watch::channel(Status { lease, lost: None });
-        let (asking, asks) = mpsc::unbounded_channel();
-        let over = CancellationToken::new();
-        let hold = Hold { acquisition: acquisition.clone(), token, status: watched, asks: asking, over: over.clone() };
+        let (sender, release_requests) = mpsc::unbounded_channel();
+        let hold = Hold { acquisition: acquisition.clone(), token, status: watched, release_requests: sender };
         let since = lease.sent();
-        let held = Self { acquisition, token, lease, since, max_hold_at, redis, metrics, closing, status, asks, over };
+        let held =
+            Self { acquisition, token, lease, since, max_hold_at, redis, metrics, closing, status, release_requests };
         (hold, held)
     }
 }
 
-/// Keeps the lock until it is asked for or dropped, and gives it back. After a loss it only waits for that.
-pub(super) async fn keep(mut held: Held) {
-    // Also when this task ends in a way that nobody foresaw.
-    let _over = held.over.clone().drop_guard();
-    let ask = match held.renew_until_asked().await {
-        Ok(ask) => ask,
+/// Renews the lock until its guard releases or drops it, and gives it back. After a loss it only waits for that.
+pub(super) async fn hold_until_released(mut held: HeldLease) {
+    let request = match held.renew_until_released().await {
+        Ok(request) => request,
         Err(why) => {
             held.lose(why);
-            held.asks.recv().await
+            held.release_requests.recv().await
         }
     };
-    if ask.is_none() {
+    if request.is_none() {
         held.metrics.dropped.inc();
         warn!(name = %held.acquisition.name, token = held.token, "a lock was dropped instead of released");
     }
     let released = held.give_back().await;
     held.metrics.released(released, held.since.elapsed());
-    if let Some(ask) = ask {
-        let _ = ask.send(released);
+    if let Some(request) = request {
+        let _ = request.send(released);
     }
 }
 
-impl Held {
-    /// Returns when a guard asks for the release, or (`None`) the last one was dropped.
-    async fn renew_until_asked(&mut self) -> Result<Option<Ask>, Lost> {
+impl HeldLease {
+    /// Returns when the guard asks for the release, or (`None`) was dropped.
+    async fn renew_until_released(&mut self) -> Result<Option<ReleaseRequest>, Lost> {
         let mut backoff = retry_backoff(self.acquisition.ttl);
         let mut due = self.lease.renew_at();
         loop {
             let wake = due.min(self.lease.deadline()).min(self.max_hold_at);
             tokio::select! {
                 biased;
-                ask = self.asks.recv() => return Ok(ask),
+                request = self.release_requests.recv() => return Ok(request),
                 () = self.closing.cancelled() => return Err(Lost::Closing),
                 () = sleep_until(wake.into()) => {}
             }
@@ -139,12 +136,11 @@ impl Held {
     fn lose(&mut self, why: Lost) {
         let (name, token, held) = (&self.acquisition.name, self.token, self.since.elapsed());
         if why == Lost::Closing {
-            debug!(%name, token, "a lock is wanted back: the process is going down");
+            debug!(%name, token, "a lock is closed: the process is going down");
         } else {
             error!(%name, token, reason = why.label(), ?held, "a lock was lost while its job was running");
             self.metrics.lost(why);
         }
-        self.over.cancel();
         // Last: whoever hears of the loss finds everything else said.
         self.status.send_modify(|status| status.lost = Some(why));
     }

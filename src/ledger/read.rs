@@ -1,18 +1,19 @@
 //! What a batch is decided by: the stock row, and what the ledger knows of each message.
 //!
-//! Nearly every message is new: Redis has refused a second order of the same buyer, and a redelivery follows only upon
-//! a crash. To look each of them up costs as much as to write it. So the first attempt looks none up ([`presume`]), and
-//! leaves it to the unique indexes to contradict; whatever they contradict is looked up whole ([`look`]).
+//! Nearly every message is new: Redis refuses a second order of the same buyer, and a redelivery happens only after a
+//! crash. To look a message up costs as much as to write it. So the first attempt assumes that all of them are new
+//! ([`decide_optimistically`]) and relies on the unique indexes to refuse the write if one is not. Then the second
+//! attempt looks all of them up ([`read_and_decide`]).
 
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 
 use super::Error;
-use super::decide::{self, Decision, Fact, Verdict};
-use super::record::Attempt;
+use super::decide::{self, Decision, Fact, RowDecision};
+use super::error::Attempt;
 use crate::domain::{OrderMessage, SaleId};
 
-const STAND: &str = "SELECT version, generation, available FROM stock WHERE sale_id = $1";
+const STOCK: &str = "SELECT version, generation, available FROM stock WHERE sale_id = $1";
 
 /// Stock row and what is known of each message, in one statement and so in one snapshot.
 ///
@@ -38,64 +39,64 @@ const READ: &str = "
     WHERE stock.sale_id = $1
     ORDER BY message.place";
 
-/// What the stock row said when it was read.
+/// The stock row as it was read. A write checks that it is still the same.
 #[derive(Clone, Copy)]
-pub(super) struct Stand {
+pub(super) struct StockSnapshot {
     pub(super) version: i64,
     pub(super) generation: i64,
 }
 
 /// Reads all that is known, and decides.
-pub(super) async fn look(
+pub(super) async fn read_and_decide(
     connection: &mut PgConnection,
     sale: SaleId,
     messages: &[OrderMessage],
-) -> Attempt<(Stand, Decision)> {
+) -> Attempt<(StockSnapshot, Decision)> {
     let ids: Vec<_> = messages.iter().map(|message| message.id.uuid()).collect();
     let users: Vec<_> = messages.iter().map(|message| message.user.as_str()).collect();
     let keys: Vec<_> = messages.iter().map(|message| message.request.as_ref().map(|request| &*request.key)).collect();
     let rows = sqlx::query(READ).bind(sale.get()).bind(ids).bind(users).bind(keys).fetch_all(connection).await?;
 
-    let (stand, available) = stand(rows.first().ok_or(Error::UnknownSale(sale))?)?;
+    let (stock, available) = snapshot(rows.first().ok_or(Error::UnknownSale(sale))?)?;
     let fact = |(row, message): (&PgRow, _)| -> sqlx::Result<Fact<'_>> {
         let (known, holds_live) = (row.try_get("known")?, row.try_get("holds_live")?);
         Ok(Fact { message, known, holds_live, key_taken: row.try_get("key_taken")? })
     };
     let facts: Vec<_> = rows.iter().zip(messages).map(fact).collect::<Result<_, _>>()?;
-    Ok((stand, judge(sale, stand, available, &facts)?))
+    Ok((stock, decide_batch(sale, stock, available, &facts)?))
 }
 
-/// Reads the stock row, and decides as if nothing were known of any message. `None` if that does not make an order of
-/// every one of them: the others need to be looked at.
+/// Reads the stock row, and decides as if every message were new. `None` if a message would not become an order then:
+/// such a batch is looked up whole.
 ///
-/// Every order of such a decision is held up against the ledger when it is written: its id, its user's live order and
-/// its request key are each in a unique index, so a message that is known after all fails the whole statement. A
-/// rejection is in none of the indexes that could contradict it, which is why it is never presumed.
-pub(super) async fn presume(
+/// The write checks the assumption: the id of each order, its user's live order and its request key are each in a
+/// unique index, so a message that is known after all fails the whole statement. A rejection is in no index that could
+/// contradict it, so it is never decided this way.
+pub(super) async fn decide_optimistically(
     connection: &mut PgConnection,
     sale: SaleId,
     messages: &[OrderMessage],
-) -> Attempt<Option<(Stand, Decision)>> {
-    let row = sqlx::query(STAND).bind(sale.get()).fetch_optional(connection).await?;
-    let (stand, available) = stand(&row.ok_or(Error::UnknownSale(sale))?)?;
+) -> Attempt<Option<(StockSnapshot, Decision)>> {
+    let row = sqlx::query(STOCK).bind(sale.get()).fetch_optional(connection).await?;
+    let (stock, available) = snapshot(&row.ok_or(Error::UnknownSale(sale))?)?;
     let new = |message| Fact { message, known: false, holds_live: false, key_taken: false };
     let facts: Vec<_> = messages.iter().map(new).collect();
     // A message that seems to be ahead of the ledger may have its row.
-    let Ok(decision) = judge(sale, stand, available, &facts) else { return Ok(None) };
-    let creates = decision.verdicts.iter().all(|verdict| *verdict == Verdict::Create);
-    Ok(creates.then_some((stand, decision)))
+    let Ok(decision) = decide_batch(sale, stock, available, &facts) else { return Ok(None) };
+    let creates = decision.rows.iter().all(|row| *row == RowDecision::Create);
+    Ok(creates.then_some((stock, decision)))
 }
 
 /// The stock row, and the units that are available in it.
-fn stand(row: &PgRow) -> sqlx::Result<(Stand, i32)> {
-    let stand = Stand { version: row.try_get("version")?, generation: row.try_get("generation")? };
-    Ok((stand, row.try_get("available")?))
+fn snapshot(row: &PgRow) -> sqlx::Result<(StockSnapshot, i32)> {
+    let stock = StockSnapshot { version: row.try_get("version")?, generation: row.try_get("generation")? };
+    Ok((stock, row.try_get("available")?))
 }
 
-fn judge(sale: SaleId, stand: Stand, available: i32, facts: &[Fact<'_>]) -> Result<Decision, Error> {
-    decide::decide(stand.generation, available.into(), facts).map_err(|ahead| Error::Ahead {
+fn decide_batch(sale: SaleId, stock: StockSnapshot, available: i32, facts: &[Fact<'_>]) -> Result<Decision, Error> {
+    decide::decide(stock.generation, available.into(), facts).map_err(|ahead| Error::Ahead {
         sale,
         message_generation: ahead.message_generation,
-        ledger_generation: stand.generation,
+        ledger_generation: stock.generation,
     })
 }

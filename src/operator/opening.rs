@@ -10,7 +10,8 @@ use sqlx::PgConnection;
 
 use crate::catalogue;
 use crate::domain::{Sale, SaleId, SaleState};
-use crate::ledger::{self, Ledger, to_the_end};
+use crate::ledger::{self, Ledger, run_detached};
+use crate::lock::{Name, fence};
 use crate::stock::script::WarmCode;
 use crate::stock::{self, Frozen, OnSale, Stock, WarmPart};
 
@@ -38,16 +39,16 @@ const OPENED: &str = "UPDATE sales SET state = 'open', revision = revision + 1 W
 /// What an opening has led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// It sells, or will at its time; or it was no draft any more.
+    /// It sells, or will at its time; or it was not a draft any more.
     OnSale,
     /// It was opened before and has sold, which the ledger had forgotten. It sells once a reconciler has rebuilt it.
     LeftToReconciler,
 }
 
-/// Puts a draft on sale. Does nothing to a sale that is no draft any more.
+/// Puts a draft on sale. Does nothing to a sale that is not a draft any more.
 pub async fn open(ledger: &Ledger, stock: &Stock, id: SaleId) -> Result<Opened, Error> {
     let (ledger, stock) = (ledger.clone(), stock.clone());
-    to_the_end(async move {
+    run_detached(async move {
         let mut transaction = ledger.pool().begin().await?;
         sqlx::query(LOCK).bind(id.get()).execute(&mut *transaction).await?;
         let sale = catalogue::read(&mut transaction, id).await?.ok_or(Error::UnknownSale(id))?;
@@ -72,7 +73,7 @@ async fn put_on_sale(
     let id = draft.id;
     let seen = stock.fence(id).await?;
     // Not in the transaction: a token must never be given out twice, whatever becomes of its first holder.
-    let token = ledger.fence_token(&format!("sale:{id}"), "opening", seen).await?;
+    let token = fence::mint(ledger.pool(), Name::sale(id).as_str(), "opening", seen).await?;
     let Frozen::Yes { run_id, generation } = stock.freeze(id, token).await? else {
         return Err(Error::Overtaken);
     };

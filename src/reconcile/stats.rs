@@ -9,9 +9,9 @@ use std::time::Duration;
 pub enum Job {
     /// Unpaid orders beyond their time are closed.
     Expire,
-    /// A ledger that is older than Redis learns of the generation there. The rebuild follows with the next look.
+    /// A ledger that is older than Redis learns of the generation there. The rebuild follows with the next run.
     CatchUp,
-    /// The whole sale is filled into Redis anew.
+    /// The whole sale is filled into Redis again.
     Rebuild,
     /// Live orders without a claim have one again, by a rebuild.
     Restore,
@@ -21,8 +21,8 @@ pub enum Job {
     Republish,
     /// Redis learns of units that the ledger has given to it.
     Total,
-    /// The reserve becomes Redis' to sell.
-    Move,
+    /// The reserve is given to Redis to sell.
+    ReleaseReserve,
 }
 
 impl Job {
@@ -35,7 +35,7 @@ impl Job {
             Self::Release => "release",
             Self::Republish => "republish",
             Self::Total => "total",
-            Self::Move => "move",
+            Self::ReleaseReserve => "move",
         }
     }
 }
@@ -48,23 +48,23 @@ impl fmt::Display for Job {
 
 /// Of one job in one run, in the things that it is about: sales, orders or claims.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figure {
-    /// Looked at.
+pub struct JobCounts {
+    /// Inspected.
     pub checked: u64,
     /// Not as it should be. At most the limit of repairs for one run.
     pub found: u64,
     pub repaired: u64,
 }
 
-/// Of all jobs in one run. Jobs that had no turn are missing.
+/// Of all jobs in one run. Jobs that did not run are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Figures(pub BTreeMap<Job, Figure>);
+pub struct JobStats(pub BTreeMap<Job, JobCounts>);
 
-impl Figures {
+impl JobStats {
     pub(super) fn checked(&mut self, job: Job, checked: usize, found: usize) {
-        let figure = self.0.entry(job).or_default();
-        figure.checked += checked as u64;
-        figure.found += found as u64;
+        let counts = self.0.entry(job).or_default();
+        counts.checked += checked as u64;
+        counts.found += found as u64;
     }
 
     pub(super) fn repaired(&mut self, job: Job, count: u64) {
@@ -75,11 +75,11 @@ impl Figures {
 
     /// Whether nothing was found.
     pub fn is_clean(&self) -> bool {
-        self.0.values().all(|figure| figure.found == 0)
+        self.0.values().all(|counts| counts.found == 0)
     }
 
     /// What one job has done.
-    pub fn of(&self, job: Job) -> Figure {
+    pub fn of(&self, job: Job) -> JobCounts {
         self.0.get(&job).copied().unwrap_or_default()
     }
 }
@@ -99,16 +99,16 @@ crate::metrics! {
 }
 
 impl Metrics {
-    pub(super) fn inspected(&self, figures: &Figures) {
-        for (job, figure) in &figures.0 {
-            self.checked.with_label_values(&[job.as_str()]).inc_by(figure.checked);
-            self.found.with_label_values(&[job.as_str()]).inc_by(figure.found);
+    pub(super) fn inspected(&self, stats: &JobStats) {
+        for (job, counts) in &stats.0 {
+            self.checked.with_label_values(&[job.as_str()]).inc_by(counts.checked);
+            self.found.with_label_values(&[job.as_str()]).inc_by(counts.found);
         }
     }
 
-    pub(super) fn repaired(&self, figures: &Figures) {
-        for (job, figure) in &figures.0 {
-            self.repaired.with_label_values(&[job.as_str()]).inc_by(figure.repaired);
+    pub(super) fn repaired(&self, stats: &JobStats) {
+        for (job, counts) in &stats.0 {
+            self.repaired.with_label_values(&[job.as_str()]).inc_by(counts.repaired);
         }
     }
 
