@@ -48,8 +48,8 @@ impl Decision {
     }
 }
 
-/// A message was accepted at a generation that this ledger has not heard of: PostgreSQL is older than Redis. A rejection
-/// would break the promise that its buyer was given, so nothing is decided.
+/// A message was accepted at a generation that this ledger has not heard of: PostgreSQL is older than Redis. A
+/// rejection would break the promise that its buyer was given, so nothing is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead {
     pub message_generation: i64,

@@ -49,7 +49,7 @@ impl Error {
         !matches!(self, Self::Unavailable(fault) if fault.as_database_error().is_none())
     }
 
-    /// Whether PostgreSQL refused for what stands in the data, so that no time and no repeat will help: SQLSTATE
+    /// Whether PostgreSQL refused what is in the data, so that no repeat can help: SQLSTATE
     /// classes 22, data exception, and 54, program limit exceeded.
     pub(super) fn blames_the_data(&self) -> bool {
         let Self::Unavailable(fault) = self else { return false };

@@ -1,4 +1,5 @@
-//! Step 8: the ledger. PostgreSQL holds the truth about units and orders, and is the last safeguard against overselling.
+//! Step 8: the ledger. PostgreSQL holds the truth about units and orders, and is the last safeguard against
+//! overselling.
 //!
 //! In: batches of accepted purchases from Kafka, and the transitions of orders afterwards. Decided: what becomes
 //! of each message (`decide`). Guaranteed, after every transaction: total = available + reserve + units of live

@@ -88,7 +88,7 @@ impl Ledger {
         }
     }
 
-    /// Marks an unpaid order as paid by this payment. Does not look at the clock: until it is closed, an order can be
+    /// Marks an unpaid order as paid by this payment. Does not check the clock: until it is closed, an order can be
     /// paid. [`Moved::Already`] may show another payment's id: then this one pays nothing.
     pub async fn pay(&self, id: OrderId, payment: &str) -> Result<Moved, Error> {
         self.transition(id, OrderStatus::Paid, Some(payment)).await

@@ -170,7 +170,7 @@ fn by_sale(batch: &[OrderMessage]) -> Vec<(SaleId, Vec<OrderMessage>)> {
 /// How much is read before a batch is decided.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reading {
-    /// The stock row alone. The messages are assumed to be new, and the unique indexes refuse the write if they are not.
+    /// The stock row alone. The messages are assumed to be new; the unique indexes refuse the write if they are not.
     StockOnly,
     /// The stock row, and what is known of each message.
     Everything,

@@ -2,8 +2,8 @@
 //!
 //! In: a purchase that got no answer from Redis, or could not be sent. Decided: what the ledger knows of it already,
 //! or else units of the reserve. Guaranteed: Redis never had those units, so whichever node asks and whenever, no unit
-//! is taken that an order of Redis stands on; the same order id, the same request key and the same buyer get one order.
-//! A reserve that is too small is no "sold out": what Redis still has, nobody here can know.
+//! of an order of Redis is taken; the same order id, the same request key and the same buyer get one order.
+//! A reserve that is too small does not mean "sold out": Redis may still have units, which the ledger cannot know.
 //!
 //! As in `record`, everything is read first, and the write finds the stock row at the version that was read or writes
 //! nothing: every other write to the sale's orders raises it.
@@ -37,7 +37,7 @@ const KNOWN: &str = "
     (SELECT 'buyer', id, quantity, status, reason, fingerprint FROM orders
      WHERE sale_id = $1 AND user_id = $2 AND status IN ('created', 'paid') LIMIT 1)";
 
-/// The units and the row, or nothing at all. The hours are looked at once more, by the clock of this very moment.
+/// The units and the row, or nothing at all. The hours are checked once more, by the clock at this moment.
 const TAKE: &str = "
     WITH moved AS (
         UPDATE stock SET reserve = reserve - $4, version = version + 1

@@ -3,8 +3,8 @@
 //! In: a payment that was made, by the buyer's own call through the simulated provider, or by the signed callback of a
 //! provider. Decided: whether the order keeps it. Guaranteed: an order is paid by one payment, of exactly its amount,
 //! which is the ledger's and never the client's; the same payment again changes nothing; every other payment goes
-//! back. When payment and expiry come together, the ledger's one guarded move decides, and there are two endings:
-//! paid and kept, or closed and refunded.
+//! back. When payment and expiry come together, the ledger's one guarded transition decides, and there are two
+//! results: paid and kept, or closed and refunded.
 
 mod signature;
 
@@ -41,7 +41,7 @@ pub enum Settled {
     UnknownOrder,
 }
 
-/// Settles a payment with the ledger. Does not look at the clock: until it is closed, an order can be paid.
+/// Settles a payment with the ledger. Does not check the clock: until it is closed, an order can be paid.
 pub async fn settle(ledger: &Ledger, payment: &Payment) -> Result<Settled, ledger::Error> {
     // An amount is written once, with the row, so it cannot change before the move.
     let Some(order) = ledger.order(payment.order).await? else {

@@ -5,32 +5,28 @@
 //! lock for economy and under its fence for safety; only the rebuild fills Redis from the ledger; and no counter is
 //! ever corrected by guess.
 //!
-//! The states of a sale's Redis, and who moves it from one to the next:
+//! The states of a sale's Redis, and what moves it from one to the next:
 //!
 //! ```text
-//!                        operator opens the sale: freeze, raise the generation, warm
-//!             ┌────────────────────────────────────────────────────────────────────────┐
-//!             │                                                                        ▼
-//!        ┌────┴───┐  reconciler   ┌────────┐  reconciler    ┌─────────┐  last part ┌─────────┐
-//!        │ absent │ ────────────▶ │ frozen │ ─────────────▶ │ warming │ ─────────▶ │ selling │
-//!        └────────┘    freeze     └────────┘  first part    └─────────┘  of warm   └─────────┘
-//!             ▲                     ▲    ▲     of warm           │                  │  │  │
-//!             │                     │    └───────────────────────┘                  │  │  │
-//!             │          reconciler │      a new reconciler starts over: freeze     │  │  │
-//!             │            freeze   │                                               │  │  │
-//!             │                     ├───────────────────────────────────────────────┘  │  │
-//!             │                     │  reconciler: another generation than the         │  │
-//!             │                     │  ledger's, or a live order without a claim       │  │
-//!             │                 ┌───┴──┐                                               │  │
-//!             │                 │ cold │ ◀─────────────────────────────────────────────┘  │
-//!             │                 └──────┘   Redis was restarted or failed over: the data   │
-//!             │                            is of another run id                           │
-//!             └───────────────────────────────────────────────────────────────────────────┘
-//!                                 Redis lost the data
+//!   ┌────────┐ freeze ┌────────┐ warm, first part ┌─────────┐ warm, last part ┌─────────┐
+//!   │ absent ├───────▶│ frozen ├─────────────────▶│ warming ├────────────────▶│ selling │
+//!   └────────┘        └────────┘                  └────┬────┘                 └─┬──┬──┬─┘
+//!       ▲              ▲  ▲  ▲          freeze         │                        │  │  │
+//!       │              │  │  └─────────────────────────┘                        │  │  │
+//!       │              │  │                    freeze                           │  │  │
+//!       │              │  └─────────────────────────────────────────────────────┘  │  │
+//!       │     ┌──────┐ │ freeze                                                    │  │
+//!       │     │ cold ├─┘                                                           │  │
+//!       │     └──────┘   Redis was restarted or failed over, with its data         │  │
+//!       │         ▲                                                                │  │
+//!       │         └────────────────────────────────────────────────────────────────┘  │
+//!       │                Redis lost its data                                          │
+//!       └─────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Only `selling` answers purchases; in every other state the script answers `COLD`. Pauses and ends are states of the
-//! sale, not of its Redis.
+//! The operator freezes and warms a draft, once, to open it. The reconciler does it to rebuild a sale: when its Redis
+//! is absent, cold, or left frozen or half warmed, when it sells another generation than the ledger's, and when a
+//! live order has no claim. Only a selling Redis takes purchases; in every other state it answers `COLD`.
 
 mod claims;
 

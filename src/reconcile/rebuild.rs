@@ -1,4 +1,4 @@
-//! Fills a sale into Redis anew: after a loss, a restart, a failover. The only way from the ledger to Redis.
+//! Fills a sale into Redis again: after a loss, a restart, a failover. The only way from the ledger to Redis.
 //!
 //! Freeze, so that nothing more is accepted; let a ledger that was restored from an older copy catch up with what was
 //! frozen; wait until everything that was accepted has a row; raise the generation, so that whatever comes later is
@@ -99,7 +99,7 @@ pub(super) struct Rebuilt {
 impl Reconciler {
     /// Rebuilds the sale. Waits as long as it takes: the lock's maximum hold bounds it from outside.
     ///
-    /// `None`: the ledger had to catch up first, and the next inspection rebuilds the sale, which is frozen. The orders of one
+    /// `None`: the ledger had to catch up first, and the next run rebuilds the sale, which is frozen. The orders of one
     /// sale wait in Kafka in front of those of another, so all ledgers catch up before any rebuild waits for Kafka.
     pub(super) async fn rebuild(
         &self,
