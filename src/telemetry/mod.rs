@@ -7,6 +7,7 @@
 //! - Labels come from lists in the code. Never a user, an order, an address or a raw path: a label with one value per
 //!   buyer takes down whatever scrapes it.
 //! - A refusal is counted and never logged: at the height of a sale refusals are nearly all there is.
+//! - What fails for a while, such as a server that is down, is logged by [`Outage`]: not once for each call that fails.
 //! - Nothing logs a secret: settings hold them in a type that prints as redacted.
 
 pub mod http;
