@@ -228,7 +228,7 @@ impl Recorder for Switched {
 
 /// Known failure: retries are exhausted, and the order is acknowledged and dropped.
 #[tokio::test]
-async fn a_ledger_that_cannot_take_a_message_yet_is_waited_for_and_nothing_is_put_aside() {
+async fn a_ledger_that_cannot_take_a_message_yet_is_waited_for_and_nothing_is_dead_lettered() {
     let settings = settings("consumer_ahead").await;
     publish_orders(&settings, &orders(sale(1), 0..20)).await;
     let ledger = Counting::open();
