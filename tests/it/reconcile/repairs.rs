@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::support::fixtures::redis;
 use crate::support::http::Connection;
 use crate::support::reconciler::{ReconcilerFixture, hasty};
-use crate::support::reconciler::{ReconcilerFixture, hasty};
 use crate::support::servers::{own_redis, with_own};
 use crate::support::service::{PATIENCE, Running, prepared};
 use crate::support::wait_until;

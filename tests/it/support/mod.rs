@@ -1,12 +1,12 @@
 //! What tests of several stages share.
 
-pub mod reconciler;
-
 pub mod fixtures;
 
 pub mod flow;
 
 pub mod http;
+
+pub mod reconciler;
 
 pub mod servers;
 
