@@ -43,7 +43,7 @@ pub mod purchasing;
 pub mod stock;
 
 // Runs a script by its hash, and by its text where Redis does not know the hash.
-pub mod lua;
+pub mod redis_script;
 
 // The Kafka client of steps 6, 7 and 9: producer, wire format, topics, lag.
 pub mod kafka;

@@ -96,7 +96,7 @@ impl Code {
     }
 }
 
-/// The code of a response, left on it for [`code_of`].
+/// The code of a problem, as an extension of its response. [`code_of`] reads it.
 #[derive(Clone, Copy, Debug)]
 struct Problematic(Code);
 
@@ -186,14 +186,15 @@ pub fn sold_out() -> HttpResponse {
 
 /// The code of an answer, if it is a problem of ours.
 pub fn code_of<B>(response: &HttpResponse<B>) -> Option<Code> {
-    match response.extensions().get::<Problematic>() {
-        Some(marked) => Some(marked.0),
-        // The one problem without a mark.
-        None => {
-            let is_problem = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == MEDIA_TYPE);
-            (is_problem && response.status() == Code::SoldOut.status()).then_some(Code::SoldOut)
-        }
-    }
+    let marked = response.extensions().get::<Problematic>().map(|mark| mark.0);
+    marked.or_else(|| is_prepared_sold_out(response).then_some(Code::SoldOut))
+}
+
+/// Whether an answer without a [`Problematic`] is that of [`sold_out`]. Every other problem has one, so status and
+/// media type are enough to tell.
+fn is_prepared_sold_out<B>(response: &HttpResponse<B>) -> bool {
+    let is_problem = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == MEDIA_TYPE);
+    is_problem && response.status() == Code::SoldOut.status()
 }
 
 fn mark(mut response: HttpResponse, code: Code) -> HttpResponse {
@@ -229,6 +230,15 @@ mod tests {
             "type": format!("urn:seckill:problem:{name}"), "title": title, "status": status, "code": name,
         });
         assert_eq!(prepared, written);
+    }
+
+    #[test]
+    fn every_problem_is_counted_under_its_own_code() {
+        for code in Code::ALL {
+            assert_eq!(code_of(&Problem::new(code).response()), Some(code));
+        }
+        assert_eq!(code_of(&sold_out()), Some(Code::SoldOut));
+        assert_eq!(code_of(&HttpResponse::Conflict().finish()), None, "an answer that is no problem of ours");
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub async fn purchase(api: web::Data<Api>, request: HttpRequest, body: Body) -> 
         user: user.clone(),
     };
     // Boxed, or every loser would carry the room that a winner's way through stock and reserve takes.
-    let answer = Box::pin(api.purchasing.purchase(&sale, purchase, minted(&api, &sale))).await;
+    let answer = Box::pin(api.purchasing.purchase(&sale, purchase, || minted(&api, &sale))).await;
     if let Some(update) = answer.update {
         api.flags.of(sale.id).observe(update);
     }

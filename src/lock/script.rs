@@ -11,12 +11,12 @@ use redis::aio::ConnectionLike;
 use uuid::Uuid;
 
 use super::keys::{self, Name};
-use crate::lua::{Lua, codes};
+use crate::redis_script::{Script, codes};
 
-static ACQUIRE: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/lock_acquire.lua")));
-static RENEW: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/lock_renew.lua")));
-static RELEASE: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/lock_release.lua")));
-static ABORT: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/lock_abort.lua")));
+static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../../lua/lock_acquire.lua")));
+static RENEW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../../lua/lock_renew.lua")));
+static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../../lua/lock_release.lua")));
+static ABORT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../../lua/lock_abort.lua")));
 
 /// How long the counter of tokens outlives its last use. Afterwards the floor from PostgreSQL takes over.
 const TOKENS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -110,7 +110,7 @@ fn ms(time: Duration) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lua::documented;
+    use crate::redis_script::documented;
 
     #[test]
     fn the_comment_tables_and_the_enums_say_the_same() {

@@ -33,7 +33,7 @@ use secrecy::ExposeSecret;
 
 use super::entry::{self, Entry};
 use crate::config;
-use crate::lua::Lua;
+use crate::redis_script::Script;
 use crate::stock::codec;
 use crate::stock::keys::RELAY_GROUP;
 
@@ -66,8 +66,8 @@ pub(super) enum Read {
     NoStream,
 }
 
-static ACK: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/ack.lua")));
-static LEAVE: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!("../../lua/leave.lua")));
+static ACK: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../../lua/ack.lua")));
+static LEAVE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../../lua/leave.lua")));
 
 pub(super) struct Stream {
     client: Client,

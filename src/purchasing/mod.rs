@@ -51,14 +51,15 @@ impl Purchasing {
         Ok(Self { stock, ledger, circuit, permits, metrics: Metrics::registered(registry)? })
     }
 
-    /// The answer of the stock or, where it has none, that of the reserve. `spare` is an unused order id.
-    pub async fn purchase(&self, sale: &Sale, purchase: Purchase, spare: OrderId) -> Answer {
+    /// The answer of the stock or, where it has none, that of the reserve. `mint_spare` makes an unused order id. It is
+    /// called only when the reserve is asked, which needs another id if the purchase's own was rejected before.
+    pub async fn purchase(&self, sale: &Sale, purchase: Purchase, mint_spare: impl FnOnce() -> OrderId) -> Answer {
         // The node's copy of the figure is a second old at most: enough to leave PostgreSQL alone when nothing is there.
         let kept = (sale.reserve > 0).then(|| purchase.clone());
         let answer = self.ask_stock(sale.id, purchase).await;
         match kept {
             Some(purchase) if should_fall_back(&answer) => {
-                let outcome = self.ask_reserve(sale.id, purchase, spare, answer.outcome).await;
+                let outcome = self.ask_reserve(sale.id, purchase, mint_spare(), answer.outcome).await;
                 Answer { outcome, ..answer }
             }
             _ => answer,

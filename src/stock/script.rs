@@ -4,12 +4,12 @@
 
 use std::sync::LazyLock;
 
-use crate::lua::{Lua, codes};
+use crate::redis_script::{Script, codes};
 
 macro_rules! scripts {
     ($($name:ident = $file:literal),* $(,)?) => {
-        $(pub(super) static $name: LazyLock<Lua> =
-            LazyLock::new(|| Lua::new(include_str!(concat!("../../lua/", $file))));)*
+        $(pub(super) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(include_str!(concat!("../../lua/", $file))));)*
     };
 }
 
@@ -87,7 +87,7 @@ codes! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lua::documented;
+    use crate::redis_script::documented;
 
     #[test]
     fn the_comment_tables_and_the_enums_say_the_same() {

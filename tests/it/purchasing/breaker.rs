@@ -26,7 +26,7 @@ async fn a_node_whose_breaker_is_open_sends_no_purchase_to_redis() {
     let ledger = fixture.running.service.ledger.clone();
     let node = Purchasing::new(&cut.fallback, stock.clone(), ledger, &Registry::new()).expect("metrics");
     let ask = async |user, spare| {
-        let answer = node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, spare)).await;
+        let answer = node.purchase(&sale, purchase(&sale, user), || OrderId::mint(sale.id, 2, spare)).await;
         assert!(matches!(answer.outcome, Outcome::Accepted(_)), "{:?}", answer.outcome);
     };
 

@@ -273,7 +273,7 @@ async fn a_node_that_has_not_heard_of_the_new_life_leaves_the_reserve_alone() {
     let fallback = &fixture.running.settings.fallback;
     let (stock, ledger) = (service.stock.clone(), service.ledger.clone());
     let node = Purchasing::new(fallback, stock, ledger, &Registry::new()).expect("metrics");
-    let ask = async |user| node.purchase(&sale, purchase(&sale, user), OrderId::mint(sale.id, 2, 1)).await.outcome;
+    let ask = async |user| node.purchase(&sale, purchase(&sale, user), || OrderId::mint(sale.id, 2, 1)).await.outcome;
     freeze(&fixture, &sale).await;
     assert!(matches!(ask("ann").await, Outcome::Accepted(_)), "a Redis that may not sell is bridged");
     assert_rebuilt(&fixture, &sale, 2).await;

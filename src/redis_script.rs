@@ -7,12 +7,12 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, ServerErrorKind, ToRedisArgs};
 
 /// A script and its hash.
-pub struct Lua {
+pub struct Script {
     text: &'static str,
     hash: String,
 }
 
-impl Lua {
+impl Script {
     /// The text is fixed when the program is built: what changes goes into the arguments, or the cache would grow.
     pub fn new(text: &'static str) -> Self {
         Self { text, hash: redis::Script::new(text).get_hash().to_owned() }
@@ -31,7 +31,7 @@ impl Lua {
 
 /// One call of a script.
 pub struct Call {
-    script: &'static Lua,
+    script: &'static Script,
     /// Everything that follows the script: the number of keys, the keys, the arguments.
     rest: Cmd,
 }
