@@ -3,7 +3,7 @@
 -- Addressed by order, not by buyer: a late repeat must not free what the same buyer has bought since.
 --
 -- KEYS  1 sale  2 claims
--- ARGV  1 user  2 order  3 news channel  4 sale id, for the news
+-- ARGV  1 user  2 order  3 channel of stock updates  4 sale id, for the message
 -- Reply {code, epoch, remaining}
 --
 -- code  name

@@ -1,7 +1,7 @@
 -- Brings the total of a sale up to what the ledger says. Absolute, so that a repeat or a lost reply adds nothing.
 --
 -- KEYS  1 sale
--- ARGV  1 generation  2 total, units that the ledger has given to Redis  3 news channel  4 sale id, for the news
+-- ARGV  1 generation  2 total, units that the ledger has given to Redis  3 channel of stock updates  4 sale id, for the message
 -- Reply {code, epoch, remaining}
 --
 -- code  name

@@ -139,7 +139,8 @@ impl Verifier {
             let decoded = jsonwebtoken::decode::<Claims>(token, &self.verifying, &self.validation);
             return decoded.ok().map(|decoded| decoded.claims);
         }
-        // As the library does it, without reading a header that is known, the claims twice, and the key each time.
+        // The checks of the library, without parsing the known header, parsing the claims twice, and taking the key in
+        // for each token. Decision 19 has the figures.
         let mut room = [0; LONGEST_HEADER];
         let bytes = URL_SAFE_NO_PAD.decode_slice(signature, &mut room).ok()?;
         // In constant time, and false for any other length than that of the hash.

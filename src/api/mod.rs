@@ -101,8 +101,8 @@ pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
         .service(resource("admin_blacklist", "/blacklist/{user}", |r| r.put(admin::block).delete(admin::unblock)));
     config
         .app_data(web::PayloadConfig::new(MAX_BODY))
-        // The same as the resource `purchase`. Routes are tried in turn, by regular expressions, and for a loser that
-        // would be dearer than everything else up to the flag.
+        // The same handler as the resource `purchase`. The router tries its regular expressions in turn, and for a buyer
+        // who gets "sold out" that would cost more than any other step. Decision 19 has the figures.
         .service(measured.shortcut("purchase", purchases::SALES, is_purchase, web::post().to(purchases::purchase)))
         .service(buyers)
         .service(operators)
