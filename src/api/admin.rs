@@ -7,6 +7,7 @@ use time::serde::rfc3339;
 
 use super::Api;
 use super::caller::{self, Body};
+use super::openapi::problems;
 use super::problem::{Code, Problem};
 use super::sales::SaleView;
 use crate::catalogue::{NewSale, SaleChange};
@@ -15,22 +16,28 @@ use crate::operator;
 use crate::promises::Finding;
 
 /// A sale to be created, as a draft.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateSale {
+    #[schema(min_length = 1)]
     pub name: String,
     /// Price of one unit, in cents.
+    #[schema(minimum = 0)]
     pub price_cents: i64,
     /// Units.
+    #[schema(minimum = 1)]
     pub stock: u32,
     /// Units of these that are sold only while Redis cannot be reached; the share of the settings if absent.
     pub reserve: Option<u32>,
     /// Most units that one order may hold.
     #[serde(default = "one")]
+    #[schema(minimum = 1, default = 1)]
     pub max_quantity: u32,
     #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub starts_at: OffsetDateTime,
     #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub ends_at: OffsetDateTime,
     /// Whether a purchase must carry a token earned by a challenge.
     #[serde(default)]
@@ -42,39 +49,54 @@ const fn one() -> u32 {
 }
 
 /// What is to change. Absent members stay as they are.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeSale {
     pub state: Option<SaleState>,
     #[serde(default, with = "rfc3339::option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub starts_at: Option<OffsetDateTime>,
     #[serde(default, with = "rfc3339::option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub ends_at: Option<OffsetDateTime>,
 }
 
 /// Units to add to a sale.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddStock {
     /// Units, at least 1.
+    #[schema(minimum = 1)]
     pub add: u32,
 }
 
 /// Why a user is blocked.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Block {
     /// 1 to 200 characters.
+    #[schema(min_length = 1, max_length = 200)]
     pub reason: String,
 }
 
 /// Every promise, with its figures.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct Audit {
+    #[schema(value_type = String)]
     pub sale_id: SaleId,
     pub promises: Vec<Finding>,
 }
 
+/// Create a sale, as a draft.
+#[utoipa::path(
+    post,
+    path = "/admin/v1/sales",
+    operation_id = "createSale",
+    tag = "operators",
+    request_body = CreateSale,
+    responses((status = 201, body = SaleView, description = "The sale"), problems::Create),
+    security(("bearer" = [])),
+)]
 pub async fn create(api: web::Data<Api>, request: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
     let body = caller::read(body)?;
     caller::operator(&api, &request)?;
@@ -94,6 +116,19 @@ pub async fn create(api: web::Data<Api>, request: HttpRequest, body: Body) -> Re
     Ok(HttpResponse::Created().json(SaleView::new(&api, &sale)))
 }
 
+/// Open, pause or end a sale, or change its times.
+///
+/// Safe to repeat: a repeat completes what a crash left half done.
+#[utoipa::path(
+    patch,
+    path = "/admin/v1/sales/{sale}",
+    operation_id = "changeSale",
+    tag = "operators",
+    params(("sale" = String, Path, description = "Sale id", pattern = "^[1-9][0-9]{0,9}$")),
+    request_body = ChangeSale,
+    responses((status = 200, body = SaleView, description = "The sale"), problems::Change),
+    security(("bearer" = [])),
+)]
 pub async fn change(
     api: web::Data<Api>,
     path: web::Path<String>,
@@ -109,6 +144,17 @@ pub async fn change(
     Ok(HttpResponse::Ok().json(SaleView::new(&api, &sale)))
 }
 
+/// Add units, while selling or not.
+#[utoipa::path(
+    post,
+    path = "/admin/v1/sales/{sale}/stock",
+    operation_id = "addStock",
+    tag = "operators",
+    params(("sale" = String, Path, description = "Sale id", pattern = "^[1-9][0-9]{0,9}$"), ("Idempotency-Key" = String, Header, min_length = 1, max_length = 64, description = "Makes a repeat harmless")),
+    request_body = AddStock,
+    responses((status = 200, body = SaleView, description = "The sale"), problems::AddStock),
+    security(("bearer" = [])),
+)]
 pub async fn add_stock(
     api: web::Data<Api>,
     path: web::Path<String>,
@@ -128,6 +174,16 @@ pub async fn add_stock(
     Ok(HttpResponse::Ok().json(SaleView::new(&api, &sale)))
 }
 
+/// Check every promise of a sale.
+#[utoipa::path(
+    get,
+    path = "/admin/v1/sales/{sale}/audit",
+    operation_id = "auditSale",
+    tag = "operators",
+    params(("sale" = String, Path, description = "Sale id", pattern = "^[1-9][0-9]{0,9}$")),
+    responses((status = 200, body = Audit, description = "The promises, with figures"), problems::Audit),
+    security(("bearer" = [])),
+)]
 pub async fn audit(
     api: web::Data<Api>,
     path: web::Path<String>,
@@ -139,6 +195,17 @@ pub async fn audit(
     Ok(HttpResponse::Ok().json(Audit { sale_id: id, promises }))
 }
 
+/// Keep a user from buying.
+#[utoipa::path(
+    put,
+    path = "/admin/v1/blacklist/{user}",
+    operation_id = "block",
+    tag = "operators",
+    params(("user" = String, Path, description = "User id", pattern = "^[A-Za-z0-9_-]{1,64}$")),
+    request_body = Option<Block>,
+    responses((status = 204, description = "Blocked; nodes know within a second"), problems::Block),
+    security(("bearer" = [])),
+)]
 pub async fn block(
     api: web::Data<Api>,
     path: web::Path<String>,
@@ -153,6 +220,16 @@ pub async fn block(
     Ok(HttpResponse::NoContent().finish())
 }
 
+/// Let a user buy again.
+#[utoipa::path(
+    delete,
+    path = "/admin/v1/blacklist/{user}",
+    operation_id = "unblock",
+    tag = "operators",
+    params(("user" = String, Path, description = "User id", pattern = "^[A-Za-z0-9_-]{1,64}$")),
+    responses((status = 204, description = "Not blocked"), problems::Unblock),
+    security(("bearer" = [])),
+)]
 pub async fn unblock(
     api: web::Data<Api>,
     path: web::Path<String>,

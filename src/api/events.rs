@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Api;
 use super::caller;
+use super::openapi::problems;
 use super::orders::{self, OrderView};
 use super::problem::{Code, Problem};
 use crate::config;
@@ -52,6 +53,16 @@ struct Watching {
     _place: OwnedSemaphorePermit,
 }
 
+/// My order, now and at every change, until its state is final.
+#[utoipa::path(
+    get,
+    path = "/api/v1/orders/{order}/events",
+    operation_id = "watchOrder",
+    tag = "buyers",
+    params(("order" = String, Path, description = "Order id", format = Uuid)),
+    responses((status = 200, body = String, content_type = "text/event-stream", description = "Events named order; the data is an Order"), problems::Order),
+    security(("bearer" = [])),
+)]
 pub async fn stream(
     api: web::Data<Api>,
     path: web::Path<String>,

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::Api;
 use super::caller::{self, Body};
+use super::openapi::problems;
 use super::orders::{self, OrderView, fault};
 use super::problem::{Code, Problem};
 use crate::domain::{Order, OrderId, OrderStatus, UserId};
@@ -19,6 +20,19 @@ use crate::payment::{self, Settled, simulated};
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
+/// Pay my order.
+///
+/// The simulated provider charges the order's amount, and the payment is settled. No body. A repeat answers the same. An
+/// order that is still queued cannot be paid yet: 409 with Retry-After.
+#[utoipa::path(
+    post,
+    path = "/api/v1/orders/{order}/pay",
+    operation_id = "payOrder",
+    tag = "buyers",
+    params(("order" = String, Path, description = "Order id", format = Uuid)),
+    responses((status = 200, body = OrderView, description = "The order"), problems::Move),
+    security(("bearer" = [])),
+)]
 pub async fn pay(
     api: web::Data<Api>,
     path: web::Path<String>,
@@ -40,6 +54,19 @@ pub async fn pay(
     }
 }
 
+/// Cancel my unpaid order.
+///
+/// Its units are on sale again at once, and its buyer may buy again. No body. A repeat answers the same. An order that is
+/// still queued cannot be cancelled yet: 409 with Retry-After.
+#[utoipa::path(
+    post,
+    path = "/api/v1/orders/{order}/cancel",
+    operation_id = "cancelOrder",
+    tag = "buyers",
+    params(("order" = String, Path, description = "Order id", format = Uuid)),
+    responses((status = 200, body = OrderView, description = "The order"), problems::Move),
+    security(("bearer" = [])),
+)]
 pub async fn cancel(
     api: web::Data<Api>,
     path: web::Path<String>,

@@ -9,14 +9,18 @@ use time::serde::rfc3339;
 
 use super::Api;
 use super::caller;
+use super::openapi::problems;
 use super::problem::{Code, Problem};
 use crate::domain::{Order, OrderId, OrderStatus, Rejection, Sale, SaleId, UserId};
 use crate::stock::Claim;
 
 /// An order as its buyer sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[schema(as = Order)]
 pub struct OrderView {
+    #[schema(value_type = String, format = Uuid)]
     pub order_id: OrderId,
+    #[schema(value_type = String)]
     pub sale_id: SaleId,
     /// Units.
     pub quantity: u32,
@@ -28,9 +32,11 @@ pub struct OrderView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub amount_cents: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none", with = "rfc3339::option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub created_at: Option<OffsetDateTime>,
     /// When an unpaid order lapses.
     #[serde(skip_serializing_if = "Option::is_none", with = "rfc3339::option")]
+    #[schema(value_type = Option<String>, format = DateTime)]
     pub pay_before: Option<OffsetDateTime>,
 }
 
@@ -49,12 +55,34 @@ impl From<Order> for OrderView {
     }
 }
 
+/// My order.
+#[utoipa::path(
+    get,
+    path = "/api/v1/orders/{order}",
+    operation_id = "readOrder",
+    tag = "buyers",
+    params(("order" = String, Path, description = "Order id", format = Uuid)),
+    responses((status = 200, body = OrderView, description = "The order"), problems::Order),
+    security(("bearer" = [])),
+)]
 pub async fn one(api: web::Data<Api>, path: web::Path<String>, request: HttpRequest) -> Result<HttpResponse, Problem> {
     let user = caller::identity(&api, &request)?.user;
     let id = path.parse::<OrderId>().map_err(|_| Problem::new(Code::OrderNotFound))?;
     Ok(HttpResponse::Ok().json(find(&api, &user, id).await?))
 }
 
+/// My latest order in this sale, queued ones included.
+///
+/// The question to ask after an unknown answer.
+#[utoipa::path(
+    get,
+    path = "/api/v1/sales/{sale}/order",
+    operation_id = "ownOrder",
+    tag = "buyers",
+    params(("sale" = String, Path, description = "Sale id", pattern = "^[1-9][0-9]{0,9}$")),
+    responses((status = 200, body = OrderView, description = "The order"), problems::OwnOrder),
+    security(("bearer" = [])),
+)]
 pub async fn own(api: web::Data<Api>, path: web::Path<String>, request: HttpRequest) -> Result<HttpResponse, Problem> {
     let user = caller::identity(&api, &request)?.user;
     let sale = match caller::sale(&api, &path) {

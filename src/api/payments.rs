@@ -8,6 +8,7 @@ use time::serde::rfc3339;
 
 use super::Api;
 use super::caller::{self, Body};
+use super::openapi::problems;
 use super::orders::fault;
 use super::problem::{Code, Problem};
 use crate::domain::{OrderId, OrderStatus};
@@ -16,33 +17,53 @@ use crate::payment::{self, Payment, Settled};
 static SIGNATURE: HeaderName = HeaderName::from_static("x-payment-signature");
 
 /// A payment as its provider reports it. Members that we do not know are the provider's own business.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
+#[schema(as = Payment)]
 pub struct Callback {
     /// 1 to 64 visible ASCII characters.
+    #[schema(min_length = 1, max_length = 64)]
     pub payment_id: String,
+    #[schema(value_type = String, format = Uuid)]
     pub order_id: OrderId,
     pub amount_cents: i64,
     /// By the provider's clock. Decides nothing.
     #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub paid_at: OffsetDateTime,
 }
 
 /// What the provider is to do with the money.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PaymentResult {
     Kept,
     Refund,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = Settled)]
 pub struct Answer {
     pub result: PaymentResult,
+    #[schema(value_type = String, format = Uuid)]
     pub order_id: OrderId,
     /// How the order stands.
     pub status: OrderStatus,
 }
 
+/// Report a payment.
+///
+/// Signed over the body as it was sent. `refund` asks the provider to give the money back: the order was closed or
+/// rejected meanwhile, or is paid by another payment. The same report again gets the same answer. Without
+/// `payment.callback_secret` this address does not exist.
+#[utoipa::path(
+    post,
+    path = "/callbacks/v1/payments",
+    operation_id = "reportPayment",
+    tag = "providers",
+    params(("X-Payment-Signature" = String, Header, description = "base64url of HMAC-SHA256 over the body")),
+    request_body = Callback,
+    responses((status = 200, body = Answer, description = "Settled"), problems::Callback),
+)]
 pub async fn callback(api: web::Data<Api>, request: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
     let body = caller::read(body)?;
     // Without a secret no signature can be checked, so this address does not exist.

@@ -8,6 +8,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::Api;
 use super::caller::{self, Body};
+use super::openapi::problems;
 use super::problem::{self, Code, Problem};
 use crate::admission::{AdmissionDenied, Caller, Proof};
 use crate::domain::{Accepted, OrderId, OrderStatus, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, UserId};
@@ -15,11 +16,12 @@ use crate::domain::{Accepted, OrderId, OrderStatus, Outcome, Purchase, Refusal, 
 const PURCHASE_TOKEN: &str = "x-purchase-token";
 
 /// What a buyer asks for. No body asks for one unit.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PurchaseRequest {
     /// Units, at least 1.
     #[serde(default = "one")]
+    #[schema(minimum = 1, default = 1)]
     pub quantity: u32,
 }
 
@@ -28,9 +30,11 @@ const fn one() -> u32 {
 }
 
 /// An order that was accepted and is on its way to the ledger.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct QueuedOrder {
+    #[schema(value_type = String, format = Uuid)]
     pub order_id: OrderId,
+    #[schema(value_type = String)]
     pub sale_id: SaleId,
     /// Units.
     pub quantity: u32,
@@ -47,6 +51,20 @@ pub fn sale_in(path: &str) -> Option<&str> {
     (!sale.is_empty() && sale.bytes().all(|byte| byte.is_ascii_digit())).then_some(sale)
 }
 
+/// Buy.
+///
+/// 202 means that the order is durable and yours: it becomes a row within seconds. The body may be left out and then
+/// asks for one unit.
+#[utoipa::path(
+    post,
+    path = "/api/v1/sales/{sale}/purchases",
+    operation_id = "purchase",
+    tag = "buyers",
+    params(("sale" = String, Path, description = "Sale id", pattern = "^[1-9][0-9]{0,9}$"), ("Idempotency-Key" = Option<String>, Header, min_length = 1, max_length = 64, description = "1 to 64 visible ASCII characters. The same key of the same user gets the same order back, also after that order was closed"), ("X-Purchase-Token" = Option<String>, Header, description = "`CHALLENGE:NONCE`, where the sale asks for it")),
+    request_body = Option<PurchaseRequest>,
+    responses((status = 202, body = QueuedOrder, description = "Accepted", headers(("Location" = String, description = "Where the order can be read"))), problems::Purchase),
+    security(("bearer" = [])),
+)]
 pub async fn purchase(api: web::Data<Api>, request: HttpRequest, body: Body) -> Result<HttpResponse, Problem> {
     let body = caller::read(body)?;
     let user = caller::identity(&api, &request)?.user;

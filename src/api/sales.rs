@@ -5,13 +5,16 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use time::serde::rfc3339;
 
+use super::openapi::problems;
 use super::problem::Problem;
 use super::{Api, caller, orders};
 use crate::domain::{Sale, SaleId, SaleState};
 
 /// A sale as buyers see it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = Sale)]
 pub struct SaleView {
+    #[schema(value_type = String)]
     pub id: SaleId,
     pub name: String,
     pub state: SaleState,
@@ -26,11 +29,14 @@ pub struct SaleView {
     /// Whether a purchase needs a solved challenge.
     pub challenge: bool,
     #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub starts_at: OffsetDateTime,
     #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub ends_at: OffsetDateTime,
     /// The clock to count down by.
     #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub server_time: OffsetDateTime,
 }
 
@@ -57,32 +63,61 @@ impl SaleView {
 }
 
 /// A list of sales.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct SaleList {
     pub sales: Vec<SaleView>,
 }
 
+/// Sales that were opened.
+#[utoipa::path(
+    get,
+    path = "/api/v1/sales",
+    operation_id = "listSales",
+    tag = "buyers",
+    responses((status = 200, body = SaleList, description = "Sales")),
+)]
 pub async fn list(api: web::Data<Api>) -> HttpResponse {
     let visible = api.catalogue.all().into_iter().filter(|sale| sale.state != SaleState::Draft);
     HttpResponse::Ok().json(SaleList { sales: visible.map(|sale| SaleView::new(&api, &sale)).collect() })
 }
 
+/// One sale, with the clock to count down by.
+#[utoipa::path(
+    get,
+    path = "/api/v1/sales/{sale}",
+    operation_id = "readSale",
+    tag = "buyers",
+    params(("sale" = String, Path, description = "Sale id", pattern = "^[1-9][0-9]{0,9}$")),
+    responses((status = 200, body = SaleView, description = "The sale"), problems::Sale),
+)]
 pub async fn one(api: web::Data<Api>, path: web::Path<String>) -> Result<HttpResponse, Problem> {
     let sale = caller::sale(&api, &path)?;
     Ok(HttpResponse::Ok().json(SaleView::new(&api, &sale)))
 }
 
 /// A challenge for one user and one sale.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[schema(as = Challenge)]
 pub struct ChallengeView {
     /// Find a NONCE so that SHA-256 of `CHALLENGE:NONCE` begins with `bits` zero bits, and send `CHALLENGE:NONCE`
     /// as the header `X-Purchase-Token` of the purchase.
     pub challenge: String,
     pub bits: u8,
     #[serde(with = "rfc3339")]
+    #[schema(value_type = String, format = DateTime)]
     pub expires_at: OffsetDateTime,
 }
 
+/// A challenge to earn a purchase token by.
+#[utoipa::path(
+    get,
+    path = "/api/v1/sales/{sale}/challenge",
+    operation_id = "challenge",
+    tag = "buyers",
+    params(("sale" = String, Path, description = "Sale id", pattern = "^[1-9][0-9]{0,9}$")),
+    responses((status = 200, body = ChallengeView, description = "The challenge"), problems::Challenge),
+    security(("bearer" = [])),
+)]
 pub async fn challenge(
     api: web::Data<Api>,
     path: web::Path<String>,

@@ -11,7 +11,7 @@ use super::{OrderId, SaleId, UserId};
 /// Where an order stands.
 ///
 /// `Queued` is never stored in the ledger: it means that the order is in Redis or in Kafka and has no row yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OrderStatus {
     Queued,
@@ -58,7 +58,7 @@ impl OrderStatus {
 }
 
 /// Why an order was rejected. Final, whatever the reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rejection {
     /// The ledger had fewer units than the order asks for.

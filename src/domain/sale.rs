@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use super::{SaleId, UnknownWord};
 
 /// What the operator has said of a sale. Opening hours are separate: an open sale sells only between its times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SaleState {
     /// Created, never opened: Redis knows nothing of it.

@@ -57,10 +57,12 @@ impl Serialize for CheckResult {
 }
 
 /// What the check of one promise found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Finding {
     /// One of [`NAMES`].
     pub name: &'static str,
+    /// null: could not be checked from here.
+    #[schema(value_type = Option<bool>)]
     pub holds: CheckResult,
     /// The figures behind it, in words.
     pub detail: String,
