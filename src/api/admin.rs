@@ -7,8 +7,8 @@ use time::serde::rfc3339;
 
 use super::Api;
 use super::caller::{self, Body};
-use super::openapi::problems;
 use super::problem::{Code, Problem};
+use super::problems;
 use super::sales::SaleView;
 use crate::catalogue::{NewSale, SaleChange};
 use crate::domain::{InvalidId, SaleId, SaleState, UserId};

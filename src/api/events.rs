@@ -15,9 +15,9 @@ use tokio::time::{Instant, sleep};
 
 use super::Api;
 use super::caller;
-use super::openapi::problems;
 use super::orders::{self, OrderView};
 use super::problem::{Code, Problem};
+use super::problems;
 use crate::config;
 use crate::domain::{OrderId, UserId};
 

@@ -1,9 +1,9 @@
-//! Health, metrics and the description of the API.
+//! Health and metrics.
 
 use actix_web::{HttpResponse, web};
 
-use super::openapi::problems;
 use super::problem::{Code, Problem};
+use super::problems;
 use super::{Api, orders};
 use crate::telemetry;
 
@@ -43,15 +43,6 @@ pub async fn readyz(api: web::Data<Api>) -> HttpResponse {
 pub async fn metrics(api: web::Data<Api>) -> Result<HttpResponse, Problem> {
     let text = telemetry::scrape(&api.registry).await.map_err(|error| orders::fault("writing the metrics", &error))?;
     Ok(HttpResponse::Ok().content_type(telemetry::CONTENT_TYPE).body(text))
-}
-
-pub async fn openapi() -> HttpResponse {
-    HttpResponse::Ok().content_type("application/json").body(super::openapi())
-}
-
-/// A page that shows the description; made of nothing but itself.
-pub async fn docs() -> HttpResponse {
-    HttpResponse::Ok().content_type("text/html; charset=utf-8").body(include_str!("docs.html"))
 }
 
 /// Everything else.

@@ -24,6 +24,8 @@ mod payments;
 
 pub mod problem;
 
+mod problems;
+
 mod purchases;
 
 mod sales;
@@ -110,8 +112,8 @@ pub fn routes(config: &mut web::ServiceConfig, measured: &Measured) {
         .service(resource("livez", "/livez", |r| r.get(health::livez)))
         .service(resource("readyz", "/readyz", |r| r.get(health::readyz)))
         .service(resource("metrics", "/metrics", |r| r.get(health::metrics)))
-        .service(resource("openapi", "/openapi.json", |r| r.get(health::openapi)))
-        .service(resource("docs", "/docs", |r| r.get(health::docs)))
+        .service(resource("openapi", "/openapi.json", |r| r.get(openapi::json)))
+        .service(resource("docs", "/docs", |r| r.get(openapi::page)))
         .service(resource(UNMATCHED, "/{any:.*}", |r| r.route(web::to(health::no_such_route))));
 }
 

@@ -8,9 +8,9 @@ use serde::Deserialize;
 
 use super::Api;
 use super::caller::{self, Body};
-use super::openapi::problems;
 use super::orders::{self, OrderView, fault};
 use super::problem::{Code, Problem};
+use super::problems;
 use crate::domain::{Order, OrderId, OrderStatus, UserId};
 use crate::ledger::Moved;
 use crate::payment::{self, Settled, simulated};

@@ -1,17 +1,11 @@
-//! The description of the API, made from the handlers: routes, bodies and prose stand beside them, and the problems of
-//! each are named here by their codes.
+//! The description of the API, made from the handlers: routes, bodies and prose stand beside them.
 
-use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use utoipa::openapi::header::HeaderBuilder;
-use utoipa::openapi::response::{Response, ResponseBuilder};
-use utoipa::openapi::schema::{ObjectBuilder, Type};
+use actix_web::HttpResponse;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{ContentBuilder, Ref, RefOr};
 use utoipa::{Modify, OpenApi, ToSchema};
 
-use super::problem::{Code, MEDIA_TYPE};
 use super::{admin, events, health, moves, orders, payments, purchases, sales};
 
 /// OpenAPI 3.1, as JSON.
@@ -21,13 +15,26 @@ pub fn document() -> &'static str {
     &DOCUMENT
 }
 
-/// A flash-sale order service. Times are RFC 3339, money is whole cents, ids are strings.
-///
-/// Every error is `application/problem+json` with a stable `code`. A timeout or a 503 means that the outcome is not
-/// known; it never means no.
+/// The description, as it is.
+pub async fn json() -> HttpResponse {
+    HttpResponse::Ok().content_type("application/json").body(document())
+}
+
+/// A page that shows the description and loads nothing from elsewhere.
+pub async fn page() -> HttpResponse {
+    HttpResponse::Ok().content_type("text/html; charset=utf-8").body(include_str!("docs.html"))
+}
+
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "seckill", version = "1", license(name = "MIT", identifier = "MIT")),
+    info(
+        title = "seckill",
+        version = "1",
+        license(name = "MIT", identifier = "MIT"),
+        description = "A flash-sale order service. Times are RFC 3339, money is whole cents, ids are strings.\n\nEvery error is \
+                       `application/problem+json` with a stable `code`. A timeout or a 503 means that the outcome is not known; it \
+                       never means no.",
+    ),
     tags((name = "buyers"), (name = "providers"), (name = "operators"), (name = "operations")),
     paths(
         sales::list, sales::one, purchases::purchase, sales::challenge, orders::own, orders::one, events::stream,
@@ -71,65 +78,6 @@ struct Problem {
     /// What the order costs.
     amount_cents: Option<i64>,
     order_status: Option<crate::domain::OrderStatus>,
-}
-
-/// The problems of each route, as types that a route can name.
-pub(super) mod problems {
-    use super::{BTreeMap, Code, RefOr, Response, responses};
-
-    macro_rules! problems {
-        ($($route:ident: $($code:ident)+;)+) => {$(
-            pub struct $route;
-
-            impl utoipa::IntoResponses for $route {
-                fn responses() -> BTreeMap<String, RefOr<Response>> {
-                    responses(&[$(Code::$code),+])
-                }
-            }
-        )+};
-    }
-
-    problems! {
-        Health: Unavailable;
-        Sale: SaleNotFound;
-        Challenge: Unauthorized SaleNotFound Unavailable;
-        Purchase: InvalidRequest BodyTooLarge UnsupportedMediaType Unauthorized Blocked ChallengeRequired SaleNotFound SoldOut
-            NotEnoughLeft AlreadyPurchased SaleNotStarted SaleEnded SalePaused IdempotencyKeyReused RateLimited Unavailable;
-        OwnOrder: Unauthorized SaleNotFound OrderNotFound Unavailable;
-        Order: Unauthorized OrderNotFound Unavailable;
-        Move: InvalidRequest BodyTooLarge UnsupportedMediaType Unauthorized OrderNotFound IllegalTransition Unavailable;
-        Callback: InvalidRequest BodyTooLarge UnsupportedMediaType Unauthorized NotFound OrderNotFound AmountMismatch
-            Unavailable;
-        Create: InvalidRequest BodyTooLarge UnsupportedMediaType Unauthorized Forbidden Unavailable;
-        Change: InvalidRequest BodyTooLarge UnsupportedMediaType Unauthorized Forbidden SaleNotFound IllegalTransition
-            Unavailable;
-        AddStock: InvalidRequest BodyTooLarge UnsupportedMediaType Unauthorized Forbidden SaleNotFound IdempotencyKeyReused
-            Unavailable;
-        Audit: Unauthorized Forbidden SaleNotFound Unavailable;
-        Block: InvalidRequest BodyTooLarge UnsupportedMediaType Unauthorized Forbidden Unavailable;
-        Unblock: InvalidRequest Unauthorized Forbidden Unavailable;
-    }
-}
-
-/// One response for each status, that names its codes.
-fn responses(codes: &[Code]) -> BTreeMap<String, RefOr<Response>> {
-    let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();
-    for code in codes {
-        by_status.entry(code.parts().0).or_default().push(*code);
-    }
-    by_status.into_iter().map(|(status, codes)| (status.to_string(), response(&codes).into())).collect()
-}
-
-fn response(codes: &[Code]) -> Response {
-    let words: Vec<_> = codes.iter().map(|code| format!("`{}`: {}", code.name(), code.parts().2)).collect();
-    let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
-    let response = ResponseBuilder::new().description(words.join("; ")).content(MEDIA_TYPE, content);
-    if !codes.iter().any(|code| matches!(code, Code::RateLimited | Code::Unavailable)) {
-        return response.build();
-    }
-    let seconds = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1));
-    let retry_after = HeaderBuilder::new().schema(Some(seconds)).description(Some("Seconds")).build();
-    response.header("Retry-After", retry_after).build()
 }
 
 #[cfg(test)]

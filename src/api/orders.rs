@@ -9,8 +9,8 @@ use time::serde::rfc3339;
 
 use super::Api;
 use super::caller;
-use super::openapi::problems;
 use super::problem::{Code, Problem};
+use super::problems;
 use crate::domain::{Order, OrderId, OrderStatus, Rejection, Sale, SaleId, UserId};
 use crate::stock::Claim;
 

@@ -8,9 +8,9 @@ use time::serde::rfc3339;
 
 use super::Api;
 use super::caller::{self, Body};
-use super::openapi::problems;
 use super::orders::fault;
 use super::problem::{Code, Problem};
+use super::problems;
 use crate::domain::{OrderId, OrderStatus};
 use crate::payment::{self, Payment, Settled};
 

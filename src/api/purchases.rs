@@ -8,8 +8,8 @@ use time::format_description::well_known::Rfc3339;
 
 use super::Api;
 use super::caller::{self, Body};
-use super::openapi::problems;
 use super::problem::{self, Code, Problem};
+use super::problems;
 use crate::admission::{AdmissionDenied, Caller, Proof};
 use crate::domain::{Accepted, OrderId, OrderStatus, Outcome, Purchase, Refusal, RequestKey, Sale, SaleId, UserId};
 

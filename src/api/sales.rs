@@ -5,8 +5,8 @@ use serde::Serialize;
 use time::OffsetDateTime;
 use time::serde::rfc3339;
 
-use super::openapi::problems;
 use super::problem::Problem;
+use super::problems;
 use super::{Api, caller, orders};
 use crate::domain::{Sale, SaleId, SaleState};
 

@@ -11,6 +11,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
+use super::contract;
+
 pub struct Connection {
     sender: SendRequest<Full<Bytes>>,
 }
@@ -79,7 +81,9 @@ impl Connection {
         let response = self.sender.send_request(request).await?;
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let body = response.into_body().collect().await?.to_bytes();
-        Ok(Answer { status, headers, text: String::from_utf8_lossy(&body).into_owned() })
+        let answer = Answer { status, headers, text: String::from_utf8_lossy(&body).into_owned() };
+        contract::check(method, path, status, &answer.code());
+        Ok(answer)
     }
 
     pub async fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {

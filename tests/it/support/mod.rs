@@ -2,6 +2,8 @@
 
 pub mod fixtures;
 
+pub mod contract;
+
 pub mod flow;
 
 pub mod http;
