@@ -177,7 +177,7 @@ const SOLD_OUT: &[u8] =
     br#"{"type":"urn:seckill:problem:sold_out","title":"Nothing is left","status":409,"code":"sold_out"}"#;
 
 /// The answer that most requests of a flash sale get. Its body is a constant and is never copied. It carries no
-/// [`Problematic`] either, which would be its only allocation: see [`code_of`].
+/// mark either, which would be its only allocation: see [`code_of`].
 pub fn sold_out() -> HttpResponse {
     let mut response = HttpResponse::build(Code::SoldOut.status());
     response.insert_header((CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE)));

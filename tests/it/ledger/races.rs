@@ -328,19 +328,20 @@ async fn a_row_that_stays_locked_is_given_up_by_the_server_and_the_batch_may_be_
 async fn a_connection_that_fell_silent_under_a_batch_is_given_up_and_the_batch_is_written() {
     let world = World::new("silent").await;
     let sale = world.sale(10).await;
-    let (ledger, proxy) = world.another_ledger_with_limit_behind_proxy(2000).await;
+    let (ledger, proxy) = world.another_ledger_with_limit_behind_proxy(4000).await;
     let mut holder = world.outside.acquire().await.unwrap();
     let mut hold = holder.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM stock FOR UPDATE").execute(&mut *hold).await.unwrap();
     let batch = messages(sale, 0..3);
-    let strand = async {
+    // Before the wait for the row ends by itself, after two seconds.
+    let black_hole = async {
         world.until_waiting(1).await;
         proxy.black_hole();
         hold.rollback().await.unwrap();
     };
-    // Six seconds are its patience; the bound is for broken code.
-    let record = tokio::time::timeout(Duration::from_secs(30), ledger.record(&batch));
-    let (lost, ()) = tokio::join!(record, strand);
+    // It gives up after twelve seconds; the bound is for broken code.
+    let record = tokio::time::timeout(Duration::from_secs(60), ledger.record(&batch));
+    let (lost, ()) = tokio::join!(record, black_hole);
     let lost = lost.expect("a silent server is given up");
     assert!(matches!(lost, Err(Error::Unavailable(_))), "{lost:?}");
     let again = async {

@@ -7,7 +7,7 @@ use super::*;
 use crate::demand::PostPurchase;
 use crate::record::StopReason;
 
-const PAY_WITHIN: Duration = Duration::from_millis(300);
+const PAY_WITHIN: Duration = Duration::from_secs(1);
 
 fn active_buyers() -> Demand {
     let post_purchase = PostPurchase {
