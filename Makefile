@@ -26,9 +26,8 @@ lint:  ## formatting, clippy and documentation, warnings denied
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --document-private-items
 
-deny:  ## licences, sources and banned crates of the dependencies; installs cargo-deny if it is missing
-	@cargo deny --version >/dev/null 2>&1 || cargo install --locked cargo-deny
-	cargo deny --locked check bans licenses sources
+deny:  ## licences, sources and banned crates of the dependencies
+	@deploy/deny.sh
 
 clean:  ## remove what was built
 	cargo clean
