@@ -14,8 +14,8 @@
 //! 7. [`consumer`]: reads Kafka in batches, and commits its offsets once the ledger has said yes.
 //! 8. [`ledger`]: the batch becomes rows in PostgreSQL, in one statement for each sale, under an optimistic lock. This is
 //!    the last line of defence: even a Redis that had lost its memory could not make it sell a unit twice.
-//! 9. [`reconcile`]: the reconciler finds what a fault has left undone, and repairs it under a distributed [`lock`]. It is
-//!    the only writer from the ledger to Redis.
+//! 9. [`reconcile`]: the reconciler finds what a fault has left undone, and repairs it under a distributed [`lock`]. After
+//!    the opening of a sale only it fills Redis from the ledger.
 //!
 //! `api` calls `admission`, `sold_out` and `purchasing` in this order, and `purchasing` calls `stock` and `ledger`. The
 //! stages behind Redis never import the edge; `tests/layers.rs` lists every arrow. What the whole of it promises is code,

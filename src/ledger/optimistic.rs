@@ -1,4 +1,4 @@
-//! A write that is decided from what was read before it, and that finds the world unchanged or writes nothing.
+//! A write that is decided from what was read before it, and that writes only if `stock.version` is unchanged.
 //!
 //! In: how to read, decide and write once ([`OptimisticWrite`]). Guaranteed: an attempt that lost its race has written
 //! nothing, so it may be made again; and a caller that lost too many races gets its turn, under the lock of the stock

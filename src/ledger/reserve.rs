@@ -1,6 +1,6 @@
-//! A purchase from the reserve, decided by PostgreSQL alone, while Redis cannot be reached.
+//! A purchase from the reserve, decided by PostgreSQL alone, while Redis cannot be reached or may not sell.
 //!
-//! In: a purchase that got no answer from Redis, or could not be sent. Decided: what the ledger knows of it already,
+//! In: a purchase that Redis did not answer, was not asked, or may not decide. Decided: what the ledger knows of it already,
 //! or else units of the reserve. Guaranteed: Redis never had those units, so whichever node asks and whenever, no unit
 //! of an order of Redis is taken; the same order id, the same request key and the same buyer get one order.
 //! A reserve that is too small does not mean "sold out": Redis may still have units, which the ledger cannot know.
@@ -62,7 +62,7 @@ pub enum Reserved {
     Refused(Refusal),
     /// Fewer units in reserve than asked for. Says nothing about the sale.
     Exhausted,
-    /// PostgreSQL was lost while it wrote: this order may stock.
+    /// PostgreSQL was lost while it wrote: this order may exist.
     Unknown(OrderId),
 }
 

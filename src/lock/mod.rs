@@ -1,7 +1,7 @@
 //! The lock that only the reconciling jobs hold, so that two of them do not work on one sale at the same time.
 //!
 //! In: the name of a thing and how long to wait for it. Decided, in one script in Redis: who holds it, and under which
-//! fencing token. Guaranteed: a job that lost its lock is told, before somebody else can have it unless its process
+//! fencing token. Guaranteed: a job that lost its lock is told before another can get it, unless its own process
 //! was paused; and a job that writes through [`Fence`] writes nothing once a later holder has claimed the resource,
 //! whatever was paused, lost or forgotten. The first keeps work from being done twice; only the second is safety.
 //!

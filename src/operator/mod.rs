@@ -63,7 +63,7 @@ impl Operator {
         Ok(self.catalogue.create(NewSale { reserve, ..new }).await?)
     }
 
-    /// Changes state or times. The first opening puts the sale into Redis; nothing later does.
+    /// Changes state or times. The first opening fills the sale in Redis; after that only the rebuild does.
     pub async fn change(&self, id: SaleId, change: SaleChange) -> Result<Sale, Error> {
         if change.state == Some(SaleState::Open) && self.find(id).await?.state == SaleState::Draft {
             self.catalogue.change(id, SaleChange { state: None, ..change }).await?;

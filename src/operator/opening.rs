@@ -1,6 +1,7 @@
 //! Opens a sale for the first time: its Redis state goes from generation 0 to 1.
 //!
-//! This is the one way in which a sale gets into Redis, so no start-up and no restart can overwrite a live one.
+//! Nothing else fills a sale that never sold, so no start-up and no restart can overwrite a live one; the rebuild of the
+//! reconciler fills one that did.
 //! The sale's row is locked for the whole of it: a second opening waits, and then finds nothing to do. The generation
 //! is raised in the same transaction, so an opening that loses its lock, with its session, raises nothing behind the
 //! back of the one that came after. What a crash leaves (a frozen or a warm Redis without an open sale) is opened

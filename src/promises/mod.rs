@@ -1,7 +1,7 @@
 //! What the system promises, written once, as checks over a snapshot of the ledger, Redis and the buyers' record.
 //!
 //! A [`Snapshot`] comes in, one [`Finding`] per promise goes out, in the order of [`NAMES`]. Nothing here does
-//! I/O: the same checks serve property tests, the audit endpoint, the reconciler and the verdict of a load test.
+//! I/O: the same checks serve property tests, the audit endpoint and the verdict of a load test.
 //! A promise that cannot be judged from what is there says so; it is never taken for kept.
 
 mod buyers;

@@ -48,7 +48,7 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// Opens after `failures` silent calls in a row (at least 1), and lets a probe through after `open_for`.
+    /// Opens after `failures` failed calls in a row (at least 1), and lets a probe through after `open_for`.
     pub const fn new(failures: u32, open_for: Duration) -> Self {
         Self { failures, open_for, state: State::Closed { failures: 0 }, epoch: 0 }
     }

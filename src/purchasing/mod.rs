@@ -1,7 +1,7 @@
-//! Steps 4 and 5 put together: a purchase goes to the stock in Redis, or falls back to the reserve in the ledger.
+//! Step 4 as a whole: a purchase goes to the stock in Redis, or falls back to the reserve in the ledger.
 //!
-//! In: a purchase on its way to the stock. Decided: whether Redis is asked at all (a circuit breaker: one that does not
-//! answer is left alone, but for one probe at a time), and whether the reserve is asked instead (a bulkhead: at most a
+//! In: a purchase on its way to the stock. Decided: whether Redis is asked at all (a circuit breaker: while it is
+//! open, only one trial call at a time goes to Redis), and whether the reserve is asked instead (a bulkhead: at most a
 //! few at once, beyond which the buyer is told to come back; PostgreSQL is not made to carry a flash sale).
 //! Guaranteed: the units of the reserve are not in Redis, so no order that got its 202 there loses its unit here,
 //! however mistaken this node is about Redis; an unknown outcome goes on under the same order id, so it becomes one

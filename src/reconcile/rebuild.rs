@@ -1,4 +1,4 @@
-//! Fills a sale into Redis again: after a loss, a restart, a failover. The only way from the ledger to Redis.
+//! Fills a sale into Redis again: after a loss, a restart, a failover. With the opening, the only way to fill Redis from the ledger.
 //!
 //! Freeze, so that nothing more is accepted; let a ledger that was restored from an older copy catch up with what was
 //! frozen; wait until everything that was accepted has a row; raise the generation, so that whatever comes later is

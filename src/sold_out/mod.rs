@@ -2,8 +2,8 @@
 //!
 //! In: a sale id, on every purchase. Decided: is it known here that no unit is left? Guaranteed: reading the flag
 //! costs two atomic loads and a look-up, writes nothing that other cores read, and waits for nobody; it is raised only
-//! by an answer with nothing remaining, and an update that is older than what is known never moves it; units that come back
-//! are seen within a second even if every message is lost.
+//! by an answer with nothing remaining; late answers and messages change nothing, and a probe that finds units always
+//! lowers it; units that come back are seen within a second even if every message is lost.
 
 mod flag;
 
