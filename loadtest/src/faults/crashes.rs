@@ -73,19 +73,19 @@ points! {
         "consume", Postgres, WRITE, Before, nothing, SaleSpec::USUAL, false;
     "consumer-crash-before-the-offsets", "the consumer dies with rows written and offsets not committed",
         "consume", Postgres, WRITE, After, nothing, SaleSpec::USUAL, true;
-    "auditor-crash-after-the-freeze", "the reconciler dies after it has frozen the sale",
+    "reconciler-crash-after-the-freeze", "the reconciler dies after it has frozen the sale",
         "reconcile", SecondRedis, FREEZE, After, restart_redis, SaleSpec::USUAL, false;
-    "auditor-crash-before-the-generation", "the reconciler dies when it is about to raise the generation",
+    "reconciler-crash-before-the-generation", "the reconciler dies when it is about to raise the generation",
         "reconcile", Postgres, RAISE, Before, restart_redis, SaleSpec::USUAL, false;
-    "auditor-crash-between-generation-and-warm", "the reconciler dies with a generation that Redis does not know",
+    "reconciler-crash-between-generation-and-warm", "the reconciler dies with a generation that Redis does not know",
         "reconcile", SecondRedis, WARM, Before, restart_redis, SaleSpec::USUAL, true;
-    "auditor-crash-after-the-warm", "the reconciler dies when the sale sells again, while it still holds the lock",
+    "reconciler-crash-after-the-warm", "the reconciler dies when the sale sells again, while it still holds the lock",
         "reconcile", SecondRedis, WARM, After, restart_redis, SaleSpec::USUAL, false;
-    "auditor-crash-before-the-expiry", "the reconciler dies when it is about to close overdue orders",
+    "reconciler-crash-before-the-expiry", "the reconciler dies when it is about to close overdue orders",
         "reconcile", Postgres, EXPIRE, Before, make_overdue, SaleSpec::PLENTY, false;
-    "auditor-crash-between-expiry-and-release", "the reconciler dies when orders are closed in the ledger and not in Redis",
+    "reconciler-crash-between-expiry-and-release", "the reconciler dies when orders are closed in the ledger and not in Redis",
         "reconcile", SecondRedis, RELEASE, Before, make_overdue, SaleSpec::PLENTY, false;
-    "auditor-crash-between-move-and-total", "the reconciler dies when the reserve is released in the ledger and not in Redis",
+    "reconciler-crash-between-move-and-total", "the reconciler dies when the reserve is released in the ledger and not in Redis",
         "reconcile", SecondRedis, STOCK, Before, nothing, LONG, false;
 }
 

@@ -25,15 +25,15 @@ pub const FAULTS: &[Fault] = &[
     Fault::new("serve-kill", "kill -9 of one node of two, twice", |g, r| Box::pin(serve_kill(g, r))).quick(),
     Fault::new("relay-kill", "kill -9 of the only relay, twice", |g, r| Box::pin(twice(g, r, "relay"))),
     Fault::new("consumer-kill", "kill -9 of the only consumer, twice", |g, r| Box::pin(twice(g, r, "consume"))),
-    Fault::new("auditor-kill", "kill -9 of the reconciler in the middle of a rebuild", |g, r| {
+    Fault::new("reconciler-kill", "kill -9 of the reconciler in the middle of a rebuild", |g, r| {
         Box::pin(reconciler_kill(g, r))
     }),
     Fault::new(
-        "auditor-paused-past-its-lease",
+        "reconciler-paused-past-its-lease",
         "a reconciler pauses between snapshot and warm, another takes over, the first resumes",
         |g, r| Box::pin(reconciler_paused(g, r)),
     ),
-    Fault::new("three-auditors", "three reconcilers see one restarted Redis", |g, r| Box::pin(three_reconcilers(g, r))),
+    Fault::new("three-reconcilers", "three reconcilers see one restarted Redis", |g, r| Box::pin(three_reconcilers(g, r))),
     Fault::new("one-clock-two-seconds-off", "the clock of one node is two seconds ahead, then two behind", |g, r| {
         Box::pin(clock_off(g, r))
     }),
