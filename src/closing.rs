@@ -1,10 +1,10 @@
 //! Closing an order: first in the ledger, then in Redis.
 //!
 //! In: an order to be cancelled or to expire. Decided by the ledger alone: whether it may, once however often it is
-//! asked. Guaranteed: Redis hears of it only after the commit, and by the order's id, so what is free in Redis is free
+//! asked. Guaranteed: Redis is updated only after the commit, and by the order's id, so what is free in Redis is free
 //! in the ledger, and a late repeat frees nothing that the same buyer has bought since.
 //!
-//! After the ledger's yes the answer is yes. A Redis that cannot be told then keeps a claim of a closed order: its
+//! After the ledger's yes the answer is yes. A Redis that cannot be reached then keeps a claim of a closed order: its
 //! unit is not sold again until somebody repeats the release, which asking for the same closing also does.
 
 use std::sync::Arc;

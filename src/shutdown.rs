@@ -6,7 +6,7 @@
 //! 3. [`Part::Jobs`]: sweepers, pollers, the reconciler.
 //! 4. [`Part::Relay`]: it ends after the delivery reports of what it published.
 //! 5. [`Part::Consumer`]: it ends after the commits of what it wrote.
-//! 6. [`Stop::run`] returns; pools are closed by whoever holds them.
+//! 6. [`Stop::run`] returns; pools are closed by their owners.
 //!
 //! Each part is told only after the one before has ended. That it stops in the middle of anything is no danger (every
 //! step is safe to repeat); the order only spares the next process the repeating. A part that does not end within
@@ -119,7 +119,7 @@ impl Stop {
         tokio::select! {
             biased;
             () = next(&mut signals) => {
-                // Told all the same, so that whoever still runs lets go of what it holds.
+                // Stopped as well, so that a task that still runs releases what it holds.
                 self.0.parts.iter().for_each(|part| part.token.cancel());
                 Stopped::AtOnce
             }

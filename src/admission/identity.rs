@@ -85,7 +85,7 @@ enum Role {
 pub struct Verifier {
     signing: EncodingKey,
     verifying: DecodingKey,
-    /// With the key taken in already, which is as much work as the token itself.
+    /// With the key prepared already, which is as much work as the token itself.
     keyed: Hmac<Sha256>,
     validation: Validation,
 }

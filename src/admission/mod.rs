@@ -218,7 +218,7 @@ impl<C: Clock + Clone> Admission<C> {
 
     /// 64 bits instead of the name: no allocation, and 16 bytes per bucket. Two users with the same hash would share
     /// a bucket, which costs them a 429 and nothing else; among 200,000 tracked users that happens once in a billion.
-    /// The hash is keyed by chance in each process, so nobody can look for a name that lands in a victim's bucket.
+    /// The hash has a random key in each process, so nobody can search for a name that lands in a victim's bucket.
     fn user_key(&self, user: &UserId) -> u64 {
         self.hasher.hash_one(user.as_str())
     }

@@ -1,4 +1,4 @@
-//! What this service needs of Kafka, whoever needs it.
+//! What the parts of this service need of Kafka.
 //!
 //! [`Producer`] sends records and reports each one as delivered or failed. [`message`] is the wire format of an order.
 //! [`topics`] makes the topics, and [`lag`] says how far the consumer group is behind. The relay, the consumer and the

@@ -48,7 +48,7 @@ impl Decision {
     }
 }
 
-/// A message was accepted at a generation that this ledger has not heard of: PostgreSQL is older than Redis. A
+/// A message was accepted at a generation that this ledger does not know: PostgreSQL is older than Redis. A
 /// rejection would break the promise that its buyer was given, so nothing is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead {

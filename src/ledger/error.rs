@@ -6,7 +6,7 @@ use crate::lock::fence;
 /// None of these has left anything half done: each call may be repeated as it is.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A message comes from a generation that this ledger has not heard of, so PostgreSQL is older than Redis. Nothing
+    /// A message comes from a generation that this ledger does not know, so PostgreSQL is older than Redis. Nothing
     /// of that sale was written; waiting is right, rejecting is not.
     #[error(
         "sale {sale}: a message of generation {message_generation} is ahead of the ledger, which is at \

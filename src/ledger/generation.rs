@@ -61,7 +61,7 @@ const REQUESTS: &str = "
 
 impl Ledger {
     /// Raises the generation to the one seen in Redis where it is behind, and says whether it was: a ledger that was
-    /// restored from an older copy. What Redis accepted at a generation that the ledger has not heard of is never
+    /// restored from an older copy. What Redis accepted at a generation that the ledger does not know is never
     /// rejected. It waits in Kafka, and everything behind it waits too, until the ledger has caught up.
     pub async fn catch_up(&self, sale: SaleId, seen_in_redis: i64, fence: &Fence) -> Result<bool, Error> {
         let (pool, fence) = (self.pool.clone(), fence.clone());

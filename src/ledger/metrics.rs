@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Recorded;
 
 crate::metrics! {
-    /// Of one ledger, whoever writes through it.
+    /// Of one ledger, for all of its users.
     pub struct Metrics {
         /// Messages by their outcome: created, skipped (a redelivery), or the reason of their rejection. sold_out means
         /// that a 202 was broken.

@@ -69,7 +69,7 @@ impl Ledger {
 
     /// Adds units for Redis to sell, once per operation id, and returns the stock row.
     ///
-    /// Redis is told `redis_total` afterwards, as an absolute figure; whoever finds it lower there tells it again.
+    /// `redis_total` is sent to Redis afterwards, as an absolute figure; it is sent again if it is lower there.
     pub async fn add_stock(&self, sale: SaleId, units: u32, operation_id: &str) -> Result<StockRow, Error> {
         let units = i32::try_from(units).ok().filter(|units| *units >= 1).ok_or(Error::UnitsOutOfRange)?;
         let query = sqlx::query_as(ADD).bind(sale.get()).bind(operation_id).bind(units);

@@ -30,7 +30,7 @@ const CLAIM: &str = "
 /// check and the write.
 const GUARD: &str = "SELECT 1 FROM lock_fence WHERE resource = $1 AND token = $2 AND holder = $3 FOR SHARE";
 
-/// Larger than every token before it, whoever asked for those.
+/// Larger than every token before it, from any process.
 const MINT: &str = "
     INSERT INTO lock_fence AS fence (resource, token, holder) VALUES ($1, $3 + 1, $2)
     ON CONFLICT ON CONSTRAINT lock_fence_pkey

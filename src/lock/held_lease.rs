@@ -141,7 +141,7 @@ impl HeldLease {
             error!(%name, token, reason = why.label(), ?held, "a lock was lost while its job was running");
             self.metrics.lost(why);
         }
-        // Last: whoever hears of the loss finds everything else said.
+        // Last: a job that sees the loss finds all other fields set.
         self.status.send_modify(|status| status.lost = Some(why));
     }
 

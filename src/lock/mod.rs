@@ -64,7 +64,7 @@ pub struct Options {
     pub ttl: Duration,
     /// How long to wait for another holder, or for a Redis that does not answer. Zero: try once.
     pub wait_at_most: Duration,
-    /// After this the lock is not renewed any more and its job is told: a stuck job must not keep it for ever.
+    /// After this the lock is not renewed any more and its job is notified: a stuck job must not keep it for ever.
     pub max_hold: Duration,
 }
 

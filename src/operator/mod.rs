@@ -27,7 +27,7 @@ pub enum Error {
     Invalid(String),
     #[error("this operation id was used for another operation")]
     OperationReused,
-    /// The ledger has been told; Redis could not be. The same command again completes it.
+    /// The ledger has the change; Redis could not be reached. The same command again completes it.
     #[error("{0}; the ledger has it, repeat the command to complete it")]
     NotOnSale(String),
     /// The opening failed before anything was declared open: the sale is the draft that it was.

@@ -37,7 +37,7 @@ impl Reconciler {
         if stop.run_until_cancelled(running.as_mut()).await.is_some() {
             return;
         }
-        // Each run that holds a lock is told of its loss, and ends: it may be cut off at any point. The others end with
+        // Each run that holds a lock is notified of its loss, and ends: it may stop at any point. The others end with
         // `running`. A lock that cannot be given back in time expires by itself.
         lock.close(CLOSE_TIMEOUT).await;
     }

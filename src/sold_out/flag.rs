@@ -28,7 +28,7 @@ impl Flag {
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// Units left as of the newest update; may lag by a second. `None` while nobody knows: before the first update, after
+    /// Units left as of the newest update; may lag by a second. `None` while unknown: before the first update, after
     /// units came back, and while Redis cannot sell.
     pub fn remaining(&self) -> Option<u32> {
         Some(self.remaining.load(Ordering::Relaxed)).filter(|units| *units != UNKNOWN)

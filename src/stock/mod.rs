@@ -1,6 +1,6 @@
 //! Step 4: the stock in Redis, which decides every purchase in one atomic script.
 //!
-//! In: a purchase that passed admission and the sold-out flag. Decided: accepted, refused, or not to be had here.
+//! In: a purchase that passed admission and the sold-out flag. Decided: accepted, refused, or not available here.
 //! Guaranteed: an accepted purchase has taken its units, recorded its claim and stands in the outbox, all or
 //! nothing; a refused one has left nothing behind; a lost answer is said to be unknown, never taken for a no.
 

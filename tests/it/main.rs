@@ -1,5 +1,5 @@
 //! The service on real servers, in the order of its stages. All tests share one Redis, one PostgreSQL and one Kafka, each
-//! with a database and topics of its own; whoever kills, pauses or cuts a server starts its own.
+//! with a database and topics of its own; a test that kills, pauses or cuts a server starts its own.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod support;

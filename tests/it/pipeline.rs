@@ -1,4 +1,4 @@
-//! One purchase through every stage on the real servers, and what its buyer sees on the way.
+//! One purchase through every step on the real servers, and what its buyer sees on the way.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ async fn a_crowd_that_watches_its_orders_leaves_the_ledger_to_others() {
         assert!(stream.read(&mut [0; 4096]).await.expect("an event") > 0);
         watchers.push(stream);
     }
-    // Whoever looks at an order now waits.
+    // From now on a read of an order waits.
     let outside = PgPool::connect(shop.settings.postgres.url.expose_secret()).await.expect("PostgreSQL");
     let mut held = outside.begin().await.expect("a transaction");
     sqlx::query("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE").execute(&mut *held).await.expect("a lock");

@@ -18,7 +18,7 @@ use super::{leftovers, tree};
 const PREFIX: &str = "seckill-sandbox-";
 const LOCK: &str = "owner.lock";
 const CHILDREN: &str = "children";
-/// A folder without a lock file is being made or being removed; older than this, whoever was at it died there.
+/// A folder without a lock file is being made or being removed; older than this, its process has died.
 const UNFINISHED: Duration = Duration::from_secs(60);
 
 /// How long a survivor may take to end before it is killed.

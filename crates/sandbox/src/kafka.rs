@@ -245,7 +245,7 @@ async fn probe(brokers: String) -> anyhow::Result<()> {
     let ask = move || -> anyhow::Result<()> {
         let client: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", &brokers)
-            // Refused connections are what is expected here, not news.
+            // Refused connections are expected here and not logged.
             .set("log.connection.close", "false")
             .set_log_level(rdkafka::config::RDKafkaLogLevel::Emerg)
             .create()?;

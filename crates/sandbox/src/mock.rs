@@ -53,7 +53,7 @@ impl Mock {
         &self.brokers
     }
 
-    /// The mock does not understand requests to create a topic; it is told here.
+    /// The mock does not understand requests to create a topic; it is created here.
     pub(crate) fn create_topic(&self, name: &str, partitions: i32) -> anyhow::Result<()> {
         self.ask(Ask::CreateTopic(name.to_owned(), partitions))
     }

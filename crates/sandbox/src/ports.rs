@@ -32,7 +32,7 @@ pub fn free_port() -> anyhow::Result<u16> {
 }
 
 /// Binds and does not listen. A child that another thread starts at this moment has the socket, too, until it is the
-/// other program; and whoever wants to listen must not meet somebody who does.
+/// other program; and a server that wants to listen must not find another listener.
 fn claim(port: u16) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;

@@ -10,7 +10,7 @@ use super::{Options, Sandbox};
 static SHARED: OnceCell<Sandbox> = OnceCell::const_new();
 
 /// The sandbox that all of this program shares, with all three servers. It is stopped, and its folder removed, when the
-/// program ends. Whoever kills, pauses or cuts a server starts a [`Sandbox`] of its own.
+/// program ends. A test that kills, pauses or cuts a server starts a [`Sandbox`] of its own.
 ///
 /// # Errors
 /// Those of [`Sandbox::start`]; the next caller tries again.

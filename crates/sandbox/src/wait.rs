@@ -1,4 +1,4 @@
-//! Waiting for something that a test cannot be told of.
+//! Waiting for something that does not notify a test.
 
 use std::time::{Duration, Instant};
 

@@ -52,7 +52,7 @@ async fn an_order_of_a_sale_that_this_node_has_not_heard_of_is_unavailable_and_n
     let settings = settings("not_heard_of").await;
     let running = Running::start(&settings, Roles::SERVE).await;
     let pool = running.service.ledger.pool();
-    // Whoever holds this keeps the node from reading the catalogue.
+    // While this is held the node cannot read the catalogue.
     let mut deaf = pool.begin().await.expect("a transaction");
     sqlx::query("LOCK TABLE blacklist").execute(&mut *deaf).await.expect("a lock");
     let id: i32 = sqlx::query_scalar(

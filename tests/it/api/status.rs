@@ -1,4 +1,4 @@
-//! What a buyer is told of an order, at every moment of its life and whatever is away.
+//! The status of an order that a buyer sees, in each state and with each server away.
 
 use crate::support::fixtures::{new_sale, order_message, redis};
 use crate::support::http::{Answer, Connection};
@@ -94,7 +94,7 @@ async fn an_order_can_be_read_at_each_moment_of_its_life() {
     node.stop().await;
 }
 
-/// An order that is created, closed and released while the node looks is missed by whoever reads the ledger first.
+/// An order that is created, closed and released during a look-up is missed if the ledger is read first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_order_created_closed_and_released_between_the_two_reads_is_found() {
     let scene = Cuttable::start("between_reads", own_redis(), 120_000).await;
@@ -131,7 +131,7 @@ async fn where_redis_cannot_prove_that_it_would_know_an_order_it_is_unavailable_
     let mut http = Connection::open(node.address()).await;
     let [ann, bob, cid, dan] = ["ann", "bob", "cid", "dan"].map(|name| node.token(name));
     let queued = order_id(&http.buy(sale, &ann, &[]).await);
-    // Rows without a claim: one that lives, and one that was closed.
+    // Rows without a claim: one that is open, and one that was closed.
     let row = |name: &str, n| order_message(OrderId::mint(sale, 1, n), name);
     let (live, closed) = (row("cid", 1), row("dan", 2));
     node.service.ledger.record(&[live.clone(), closed.clone()]).await.expect("rows");

@@ -1,4 +1,4 @@
-//! A new life of a sale's Redis state: which orders go with it, and which are too late.
+//! A new generation of a sale's Redis state: which orders go with it, and which are too late.
 
 use std::collections::HashSet;
 

@@ -45,7 +45,7 @@ async fn a_duplicate_does_not_deduct_twice_whatever_became_of_its_order() {
     assert_eq!((after.available, after.version, after.orders.len()), (9, before.version, 3));
 }
 
-/// The first attempt presumes that messages are new, and no index contradicts a rejection: it has to be looked up.
+/// The first attempt assumes that messages are new, and no index contradicts a rejection: it has to be looked up.
 #[tokio::test]
 async fn a_buyer_who_holds_the_last_unit_is_told_so_and_not_that_it_is_sold() {
     let world = World::new("holds_the_last").await;

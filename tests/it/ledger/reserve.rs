@@ -57,7 +57,7 @@ async fn the_reserve_sells_its_own_units_once_each_and_then_says_unavailable_and
     // Seven are left for Redis, and its orders get them.
     assert_eq!(world.ledger.record(&messages(sale, 10..20)).await.unwrap().created, 7);
 
-    // A unit goes home to the reserve, and is sold from there again.
+    // A unit returns to the reserve, and is sold from there again.
     world.ledger.close(purchase(sale, 0).order, OrderStatus::Cancelled).await.unwrap();
     assert_eq!(ask(&world.ledger, sale, &purchase(sale, 3)).await, accepted(&purchase(sale, 3), false));
     world.view(sale).await;

@@ -1,6 +1,6 @@
 //! What a stranger does to the row between the reading and the writing of a purchase from the reserve.
 //!
-//! Past the version, by hand, so that the wall behind it is the only one left to notice.
+//! Past the version, by hand, so that only the safeguard behind it is left to notice.
 
 use seckill::domain::{OrderId, Purchase, Refusal, SaleId};
 use seckill::ledger::Reserved;

@@ -81,7 +81,7 @@ async fn fencing_tokens_rise_strictly_whoever_asks() {
     assert_eq!(fence::mint(world.ledger.pool(), "sale:2", "first", 0).await.unwrap(), 1);
 }
 
-/// The last wall behind the last wall: whoever writes it, by hand or by mistake, such a row does not exist.
+/// The last safeguard: even a write by hand or by mistake cannot make such a row.
 #[tokio::test]
 async fn the_schema_itself_refuses_stock_below_nothing_and_above_the_total() {
     let world = World::new("schema").await;

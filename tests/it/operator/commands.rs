@@ -161,7 +161,7 @@ async fn an_operator_runs_a_sale_by_the_command_line() {
     node.stop().await;
 }
 
-/// It may hide an order: whoever looks for promises that are broken must not take it for a Redis that is away.
+/// It may hide an order: an audit must not take it for a Redis that is away.
 #[tokio::test]
 async fn an_audit_does_not_pass_over_a_claim_that_it_cannot_read() {
     let settings = settings("unreadable").await;

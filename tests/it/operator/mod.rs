@@ -1,4 +1,4 @@
-//! Whoever runs the sales, and what nodes know of them.
+//! The operator's commands, and what nodes know of the sales.
 
 mod catalogue;
 

@@ -40,7 +40,7 @@ async fn a_closing_that_nobody_waits_for_any_more_still_frees_the_unit() {
     wait_until("the unit is free", PATIENCE, async || fixture.remaining(&sale).await == 1).await;
 }
 
-/// Redis is told of what the ledger has closed, and of nothing else.
+/// Redis releases what the ledger has closed, and nothing else.
 #[tokio::test]
 async fn an_order_that_may_not_be_closed_keeps_its_claim() {
     let fixture =

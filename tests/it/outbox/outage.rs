@@ -1,4 +1,4 @@
-//! Kafka is away, slow, or full; and a relay is told to stop.
+//! Kafka is away, slow, or full; and a relay is asked to stop.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

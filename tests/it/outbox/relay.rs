@@ -58,7 +58,7 @@ async fn lose_a_reply(redis: &mut MultiplexedConnection, name: &str) {
 async fn entries_whose_reply_was_lost_are_read_again_after_the_error_before_new_ones() {
     let mut settings = settings("relay_lost_reply").await;
     let mut redis = redis(&settings).await;
-    // A user of its own, so that its connections can be told apart from those of other tests.
+    // A user of its own, so that its connections differ from those of other tests.
     let mut user = redis::cmd("ACL");
     user.arg("SETUSER").arg("lossy").arg("on").arg(">lossy").arg("~*").arg("&*").arg("+@all");
     user.query_async::<()>(&mut redis).await.unwrap();

@@ -12,7 +12,7 @@ use seckill::domain::{OrderId, Outcome};
 use seckill::purchasing::Purchasing;
 use seckill::stock::Stock;
 
-/// Whoever has found Redis silent leaves it alone for the time that was agreed, however well it may be again.
+/// A node that found Redis unreachable does not try it again before the open time ends, even if it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_whose_breaker_is_open_sends_no_purchase_to_redis() {
     let (sandbox, settings) = with_own("breaker", own_redis()).await;

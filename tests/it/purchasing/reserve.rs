@@ -194,13 +194,13 @@ async fn twenty_buyers_at_once_get_exactly_the_five_units_of_the_reserve() {
     scene.stop().await;
 }
 
-/// Beyond the seats of the bulkhead a buyer is turned away at once, and the ledger hears nothing of him.
+/// Beyond the permits of the bulkhead a buyer is rejected at once, without a query to the ledger.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beyond_the_bulkhead_a_buyer_is_told_to_come_back_at_once() {
     let scene = Scene::with("bulkhead", own_redis(), |settings| settings.fallback.concurrency = 2).await;
     let sale = scene.open(30, 5).await;
     scene.proxy().cut().await;
-    // Somebody holds the stock row, so that two buyers wait in their seats.
+    // Somebody holds the stock row, so that two buyers wait with their permits.
     let pool = scene.whole.service.ledger.pool();
     let mut hold = pool.begin().await.expect("a transaction");
     let lock = sqlx::query("SELECT 1 FROM stock WHERE sale_id = $1 FOR UPDATE").bind(sale.get());
@@ -224,7 +224,7 @@ async fn beyond_the_bulkhead_a_buyer_is_told_to_come_back_at_once() {
     scene.stop().await;
 }
 
-/// Whoever hangs up frees no seat: what he has asked for is still in hand.
+/// A buyer who hangs up frees no permit: the purchase is still in progress.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_seat_of_a_buyer_who_hung_up_is_taken_until_the_ledger_is_done() {
     let scene = Scene::with("hung_up", own_redis().postgres(), |settings| settings.fallback.concurrency = 1).await;
@@ -246,7 +246,7 @@ async fn the_seat_of_a_buyer_who_hung_up_is_taken_until_the_ledger_is_done() {
     scene.stop().await;
 }
 
-/// PostgreSQL has sold the unit, and the connection breaks before anybody hears of it.
+/// PostgreSQL has sold the unit, and the connection breaks before the answer arrives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_purchase_from_the_reserve_whose_answer_is_lost_is_unknown_and_its_order_can_be_asked_for() {
     let scene = Scene::set("lost_answer", own_redis().postgres()).await;

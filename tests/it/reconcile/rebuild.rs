@@ -1,4 +1,4 @@
-//! The rebuild, wall by wall: what it waits for, what it republishes, and when it is called for.
+//! The rebuild, safeguard by safeguard: what it waits for, what it republishes, and when it is called for.
 //!
 //! A rebuild that waits for something that does not come ends with the longest hold of its lock. What it must not have
 //! done by then shows that it waited.
@@ -78,7 +78,7 @@ async fn assert_catches_up(fixture: &ReconcilerFixture, sale: &Sale, generation:
     assert_eq!(fixture.row(sale).await.generation, generation);
 }
 
-/// As a reconciler leaves a sale that died in the middle of a rebuild: the same life, and nobody sells.
+/// As a reconciler leaves a sale that died in the middle of a rebuild: the same generation, and no sales.
 async fn freeze(fixture: &ReconcilerFixture, sale: &Sale) {
     fixture.running.service.stock.freeze(sale.id, 1).await.expect("an answer");
 }
@@ -144,7 +144,7 @@ async fn a_claim_without_a_row_is_published_again_before_the_rebuild_forgets_it(
     fixture.running.settle(sale.id).await;
 }
 
-/// Orders of a life that the ledger has forgotten may still come. None of them may be taken for one of the new life.
+/// Orders of a generation that the ledger has lost may still come. None may count as one of the new generation.
 #[tokio::test]
 async fn a_ledger_from_an_older_copy_goes_on_above_the_generation_in_redis() {
     let fixture = ReconcilerFixture::start(&hasty("older_ledger").await, Roles::OBSERVE).await;
@@ -160,7 +160,7 @@ async fn sell_ahead_of_the_ledger(fixture: &ReconcilerFixture, sale: &Sale) -> O
     fixture.buy(&Sale { generation: 2, ..sale.clone() }, "ann").await.order
 }
 
-/// The order's message waits for a ledger that knows its life, and the rebuild waits for the message.
+/// The order's message waits for a ledger that knows its generation, and the rebuild waits for the message.
 #[tokio::test]
 async fn an_order_of_a_life_that_the_ledger_forgot_has_its_row_when_the_rebuild_ends() {
     let fixture = ReconcilerFixture::start(&hasty("forgotten_life").await, Roles::CONSUME).await;

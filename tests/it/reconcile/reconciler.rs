@@ -82,7 +82,7 @@ async fn a_role_without_http_shows_its_figures_where_it_is_told_to() {
 }
 
 /// The orders of a sale whose ledger is older than Redis wait in Kafka in front of those of others, so each catches up
-/// first. Whoever runs the reconciler once expects the rebuild, too.
+/// first. A single run of the reconciler includes the rebuild, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_by_hand_lets_the_ledger_catch_up_and_then_rebuilds() {
     let settings = settings("reconciler_catches_up").await;
@@ -103,7 +103,7 @@ async fn a_run_by_hand_lets_the_ledger_catch_up_and_then_rebuilds() {
     assert_eq!((update.version.generation, update.remaining), (6, 1));
 }
 
-/// A connection that a firewall forgot never ends. Whoever waits on it would look at that sale no more.
+/// A connection that a firewall forgot never ends. A reconciler that waits on it would never check that sale again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_look_at_a_postgresql_that_fell_silent_ends() {
     let sandbox = Sandbox::start(Options::none().postgres()).await.expect("PostgreSQL starts");

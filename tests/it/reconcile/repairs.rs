@@ -99,7 +99,7 @@ async fn units_that_redis_has_not_heard_of_are_brought_to_it_once() {
     assert_eq!(update.remaining, 3);
 }
 
-/// What is told to Redis is what was given to Redis: the reserve is no part of it.
+/// Redis is sent only the units of its own pool: the reserve is no part of it.
 #[tokio::test]
 async fn redis_is_never_told_of_the_units_of_the_reserve() {
     let fixture = ReconcilerFixture::start(&hasty("total_reserve").await, Roles::OBSERVE).await;
@@ -195,7 +195,7 @@ async fn the_reserve_goes_to_redis_when_that_has_sold_out_and_again_when_units_c
     assert_eq!(fixture.reconcile(&sale).await.of(Job::ReleaseReserve).repaired, 1, "for ever, not once");
 }
 
-/// Whoever was overtaken writes nothing, whatever he believes.
+/// A job that lost its lock writes nothing, even if it does not know of the loss.
 #[tokio::test]
 async fn a_job_that_was_overtaken_writes_nothing() {
     let fixture = ReconcilerFixture::start(&hasty("overtaken").await, Roles::OBSERVE).await;
@@ -282,7 +282,7 @@ async fn a_flushed_redis_is_rebuilt_from_the_ledger() {
     running.stop().await;
 }
 
-/// An order of an older life that arrives after the rebuild: a readable row, rejected, and no unit twice.
+/// An order of an older generation that arrives after the rebuild: a readable row, rejected, and no unit twice.
 #[tokio::test]
 async fn an_order_of_an_older_life_that_comes_late_is_superseded() {
     let fixture = ReconcilerFixture::start(&hasty("late").await, Roles::OBSERVE).await;

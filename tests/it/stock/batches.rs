@@ -133,7 +133,7 @@ async fn a_restarted_redis_is_used_again_without_a_restart_of_the_node() {
     let during = shop.stock.purchase(shop.sale.id, shop.purchase("bob")).await.outcome;
     assert!(matches!(during, Outcome::NotTried | Outcome::Unknown(_)), "a fault is no refusal: {during:?}");
     sandbox.redis().restart().await.expect("a restart");
-    // It is reached again by the same handle, and is not at home any more: it sells nothing until it is rebuilt.
+    // It is reached again by the same handle, and has another run id: it sells nothing until it is rebuilt.
     wait_until("Redis is asked again", PATIENCE, async || shop.stock.probe(shop.sale.id).await.is_ok()).await;
     assert_eq!(shop.stock.purchase(shop.sale.id, first).await.outcome, Outcome::Cold);
     assert_eq!(shop.stock.holdings(shop.sale.id).await.expect("an answer").expect("a sale").claims.len(), 1);
@@ -246,7 +246,7 @@ async fn a_million_refused_users_leave_nothing_in_redis() {
     assert_eq!(keys, 3, "sale, claims and outbox");
 }
 
-/// The generation of the first send goes with every retry: a newer life never takes an older order in.
+/// The generation of the first send goes with every retry: a newer generation never accepts an older order.
 #[tokio::test]
 async fn a_retry_never_crosses_into_a_newer_generation() {
     let shop = Shop::open(&shared("generations").await, 2).await;

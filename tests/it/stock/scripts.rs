@@ -303,7 +303,7 @@ async fn every_key_has_a_time_to_live(settings: &config::Redis) {
         let at: i64 = redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut shop.redis.clone()).await.expect("a time");
         assert_eq!(at, end_ms, "{key}");
     }
-    // A key that is gone, as a hash is that was emptied, has lost its time to live; the next write makes it anew.
+    // A key that is gone, as a hash is that was emptied, has lost its time to live; the next write creates it again.
     shop.stock.release(shop.sale.id, &buyer.user, buyer.order).await.expect("an answer");
     let () = shop.redis.clone().del(keys::outbox(shop.sale.id)).await.expect("a key");
     shop.one(shop.purchase("bob")).await;

@@ -52,7 +52,7 @@ pub fn sale(total: u32) -> Sale {
     }
 }
 
-/// One unit, as a node asks for it at the generation that it has heard of.
+/// One unit, as a node asks for it at the generation that it knows.
 pub fn purchase(sale: &Sale, user: &str) -> Purchase {
     Purchase {
         order: OrderId::mint(sale.id, 1, rand::random()),

@@ -50,8 +50,8 @@ pub fn own_redis() -> Options {
 }
 
 /// Lets the ids of sales in this database begin where those of no other test do. A Redis server has one space of
-/// channels for all of its databases, so each node hears of the stock of every test; it must not take another test's
-/// sale for its own.
+/// channels for all of its databases, so each node receives the stock updates of every test; it must not take another
+/// test's sale for its own.
 pub async fn number_sales_apart(pool: &PgPool) {
     let first = NEXT_SALES.fetch_add(SALES_PER_TEST, Ordering::Relaxed);
     let restart = sqlx::query("SELECT setval(pg_get_serial_sequence('sales', 'id'), $1, false)");
