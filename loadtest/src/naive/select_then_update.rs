@@ -1,7 +1,7 @@
 //! SELECT the stock, compare, UPDATE it to one less, as many an object mapper saves: correct with one connection.
 //!
-//! The UPDATE locks the row, but the decision was made before the lock was held. All who read the same number get the same
-//! unit, and the last to write forgets all others. `SET available = available - 1` would forget no sale and still
+//! The UPDATE locks the row, but the decision was made before the lock was held. All who read the same number get
+//! the same unit, and the last to write forgets all others. `SET available = available - 1` would forget no sale and still
 //! oversell: every request that waits for the row has already read that a unit is left. A transaction around both
 //! statements changes nothing at PostgreSQL's usual isolation.
 //!
