@@ -5,7 +5,7 @@
 //! every node that shares the secret; nothing is stored.
 //!
 //! A challenge reads `EXPIRES.BITS.MAC` (expiry in seconds since the Unix epoch, work in leading zero bits, and the
-//! base64url HMAC-SHA256 over sale, user, expiry and bits). The client looks for a nonce such that
+//! base64url HMAC-SHA256 over sale, user, expiry and bits). The client searches for a nonce such that
 //! SHA-256(`CHALLENGE:NONCE`) starts with that many zero bits, and sends `CHALLENGE:NONCE` along with its purchase:
 //! on average 2^bits hashes for the client, one hash and one MAC for us.
 //!

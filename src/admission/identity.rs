@@ -3,7 +3,7 @@
 //! What comes in: the value of the `Authorization` header and the wall clock's now. What is decided: the user, and
 //! whether the caller is an operator. What is guaranteed: only the holder of the secret can name a user; a token
 //! is refused from the second of its `exp` on, without leeway; a token that says `none`, RS256 or anything but
-//! HS256 is refused before its signature is looked at; no log line and no unbounded work comes of a bad one.
+//! HS256 is refused before its signature is checked; a bad one causes no log line and no unbounded work.
 //!
 //! Checked tokens are not remembered: most buyers ask once or twice, so such a cache would mostly serve the callers that
 //! the buckets are there to stop.

@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Without access to the ledger: the sale must show nothing for so long before nothing counts as left. The reconciler
 /// runs twice a second, and compares claims with rows every five seconds.
 const NOTHING_FOR: Duration = Duration::from_secs(7);
-/// Real buyers do not all look at the same moment: retries for each unit that shows, for an unknown number of units,
+/// Real buyers do not all retry at the same moment: retries for each unit that shows, for an unknown number of units,
 /// and at most at one poll.
 const FOR_EACH: usize = 2;
 const FOR_SOME: usize = 16;

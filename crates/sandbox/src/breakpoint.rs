@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::sync::oneshot;
 
-/// What remains in sight of what has passed: longer than any of the words that are looked for.
+/// What remains in sight of what has passed: longer than any of the words that are searched for.
 const MEMORY: usize = 160;
 /// A Redis script is known by so many bytes of its text: the comment that it begins with.
 const OPENING: usize = 64;

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{spawner, tree};
 
-/// How often the state of a child is looked at.
+/// How often the state of a child is polled.
 const POLL: Duration = Duration::from_millis(10);
 /// How long the kernel may take to remove a killed process.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);

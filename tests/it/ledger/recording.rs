@@ -233,7 +233,7 @@ async fn a_table_that_was_analysed_while_empty_is_not_scanned_for_each_message_o
     // Enough small ones for PostgreSQL to think of keeping a plan.
     for part in batch[..20].chunks(1).chain(batch[20..].chunks(500)) {
         world.ledger.record(part).await.unwrap();
-        // Only what comes again is looked up.
+        // Only a repeated message is looked up.
         assert_eq!(world.ledger.record(part).await.unwrap().skipped, part.len() as u64);
     }
     world.until_left(&world.ledger).await;

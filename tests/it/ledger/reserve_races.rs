@@ -67,7 +67,7 @@ async fn an_order_that_a_stranger_gives_the_buyer_meanwhile_is_a_lost_race_not_a
     assert_eq!(world.view(sale).await.reserve, 3);
 }
 
-/// The sale was open when it was looked at. The table of orders is held, so that the look-up of the buyer waits.
+/// The sale was open when it was checked. The table of orders is held, so that the look-up of the buyer waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_sale_that_is_paused_or_over_between_reading_and_writing_sells_nothing_from_the_reserve() {
     let world = World::new("reserve_hours_again").await;

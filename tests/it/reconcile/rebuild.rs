@@ -71,7 +71,7 @@ async fn assert_rebuilt(fixture: &ReconcilerFixture, sale: &Sale, generation: i6
     stats
 }
 
-/// The first look at a sale whose ledger is older than Redis.
+/// The first inspection of a sale whose ledger is older than Redis.
 async fn assert_catches_up(fixture: &ReconcilerFixture, sale: &Sale, generation: i64) {
     let stats = run(fixture, sale).await.expect("a run");
     assert_eq!((stats.of(Job::CatchUp).repaired, stats.of(Job::Rebuild).repaired), (1, 0));
@@ -293,7 +293,7 @@ async fn beside_one_that_can_be_held(name: &str) -> (Sandbox, ReconcilerFixture,
     (sandbox, fixture, reconciler)
 }
 
-/// The two stores cannot be looked at in one instant. What happens in between is no fault, and stops no sale.
+/// The two stores cannot be read in one instant. What happens in between is no fault, and stops no sale.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_rebuild() {
     let (sandbox, fixture, reconciler) = beside_one_that_can_be_held("between_looks").await;
@@ -301,7 +301,7 @@ async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_r
     let claims = BreakAt::Command("HGETALL");
     let proxy = sandbox.redis().proxy().expect("a proxy");
 
-    // Bought and recorded when Redis has been looked at: a look at the ledger after that would miss the claim.
+    // Bought and recorded after the read of Redis: reading the ledger only then would miss the claim.
     let trap = proxy.breakpoint(claims, Timing::After);
     let meanwhile = async {
         let held = trap.hit(PATIENCE).await.expect("a look");
@@ -313,7 +313,7 @@ async fn what_happens_between_the_looks_at_the_ledger_and_at_redis_leads_to_no_r
     let (found, bought) = tokio::join!(reconciler.inspect(&sale, true), meanwhile);
     assert_eq!(found.expect("a look").rebuild, None);
 
-    // Closed and released when the ledger has been looked at.
+    // Closed and released after the read of the ledger.
     let trap = proxy.breakpoint(claims, Timing::Before);
     let meanwhile = async {
         let held = trap.hit(PATIENCE).await.expect("a look");

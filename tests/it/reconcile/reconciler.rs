@@ -38,7 +38,7 @@ fn reconcile(settings: &Settings, sale: &Sale, how: &str, job: &str) -> Option<[
     Some([counts(2), counts(3), counts(4)])
 }
 
-/// The reconciler that never works, and nobody sees it: what it has looked at, found and repaired is always said.
+/// A reconciler that silently does nothing: what it has checked, found and repaired is always counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dry_run_says_what_a_run_would_do_and_a_run_does_it_once() {
     let mut settings = settings("reconciler_by_hand").await;

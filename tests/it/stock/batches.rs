@@ -115,7 +115,7 @@ async fn a_purchase_whose_caller_is_gone_before_it_is_sent_is_not_sent() {
     let shop = Shop::open(&shared("gone").await, 10).await;
     for n in 0..5 {
         let asked = shop.stock.purchase(shop.sale.id, shop.purchase(&format!("gone{n}")));
-        // Polled once: it stands in the line, and on this one thread nobody has looked at the line yet.
+        // Polled once: it is in the queue, and on this one thread nothing has read the queue yet.
         assert!(asked.now_or_never().is_none());
     }
     assert!(is_accepted(&shop.stock.purchase(shop.sale.id, shop.purchase("ann")).await.outcome));

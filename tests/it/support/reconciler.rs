@@ -1,4 +1,4 @@
-//! A reconciler that is run by hand, and the sale that it looks at.
+//! A reconciler that is run by hand, and the sale that it checks.
 
 use prometheus::Registry;
 use seckill::app::Roles;
