@@ -8,8 +8,8 @@
 //! 5. [`Part::Consumer`]: it ends after the commits of what it wrote.
 //! 6. [`Stop::run`] returns; pools are closed by their owners.
 //!
-//! Each part is told only after the one before has ended. That it stops in the middle of anything is no danger (every
-//! step is safe to repeat); the order only spares the next process the repeating. A part that does not end within
+//! Each part is stopped only after the one before has ended. A stop in the middle of something does no harm (every
+//! step is safe to repeat); the order only saves the next process the repetition. A part that does not end within
 //! its timeout is left behind, and a second signal ends the wait at once.
 
 use std::future::Future;

@@ -104,7 +104,7 @@ fn owned(order: Order, user: &UserId) -> Result<Order, Problem> {
     if order.user == *user { Ok(order) } else { Err(Problem::new(Code::OrderNotFound)) }
 }
 
-/// 200 with the order if it stands where the caller wanted it, whoever moved it there.
+/// 200 with the order if it has the status that the caller wanted, even if another request moved it.
 fn answer(order: Order, wanted: OrderStatus) -> Result<HttpResponse, Problem> {
     if order.status == wanted {
         Ok(HttpResponse::Ok().json(OrderView::from(order)))

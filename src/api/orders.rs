@@ -122,8 +122,8 @@ pub async fn find(api: &Api, user: &UserId, id: OrderId) -> Result<OrderView, Pr
     }
 }
 
-/// The answer about a sale that another node opened a moment ago and that is not in this node's copy yet: Redis was not
-/// asked for the right life of it, so nothing is known. `None` if the sale is not on sale in PostgreSQL either.
+/// The answer about a sale that another node opened a moment ago and that is not in this node's snapshot yet: Redis
+/// was not asked for the right generation, so nothing is known. `None` if the sale is not on sale in PostgreSQL either.
 async fn not_heard_of(api: &Api, sale: Option<SaleId>) -> Result<Option<Problem>, Problem> {
     let Some(sale) = sale else { return Ok(None) };
     let on_sale = api.catalogue.is_on_sale(sale).await.map_err(|error| fault("looking for a sale", &error))?;
@@ -139,7 +139,7 @@ async fn held(api: &Api, user: &UserId, id: OrderId, quantity: u32) -> Result<Or
         Ok(Some(order)) if order.user == *user => Ok(order.into()),
         Ok(Some(_)) => Err(Problem::new(Code::OrderNotFound)),
         Ok(None) => queued(id, quantity),
-        // Its row may say created, cancelled or rejected: whoever cannot read it does not know.
+        // Its row may say created, cancelled or rejected: without a read nothing is known.
         Err(error) => Err(fault("reading an order", &error)),
     }
 }

@@ -78,7 +78,7 @@ pub enum Refusal {
     KeyReused,
 }
 
-/// What an answer of Redis says about the stock of the whole sale, whoever asked.
+/// What an answer of Redis says about the stock of the whole sale, for any buyer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StockUpdate {
     pub version: StockVersion,

@@ -1,8 +1,8 @@
 //! Where a lock is checked: at the things that are written.
 //!
 //! No lock with a time limit can keep a holder that was paused from waking up and writing. So each holder has a token
-//! greater than all before, claims the resource with it once, and shows it at every write. Whoever claims later with
-//! a greater token thereby shuts out everybody before.
+//! greater than all before, claims the resource with it once, and shows it at every write. A later claim
+//! with a greater token shuts out all earlier holders.
 
 use prometheus::IntCounter;
 use sqlx::{PgConnection, PgPool};

@@ -320,7 +320,7 @@ async fn nothing_is_left_when_the_owner_is_killed_or_ends() -> anyhow::Result<()
     owner.wait(SOON).await?;
     wait_until("Redis is gone without anybody's help", SOON, async || !runs(pids[0])).await;
 
-    // The next start removes the folder, and whoever could not hear the signal; its own end leaves nothing either.
+    // The next start removes the folder and every process that got no signal; its own end leaves nothing either.
     let (heir, answer) = copy("share and end", temp.path(), Vec::new())?;
     let status = heir.wait(SOON).await?;
     ensure!(status.success(), "{}", heir.log_tail());

@@ -268,7 +268,7 @@ pub fn relaxed_limits(settings: Settings) -> Settings {
     let mut settings = default_limits(settings);
     settings.admission.node_per_second = 1_000_000;
     settings.admission.node_burst = 1_000_000;
-    // A buyer of several sales clicks several times in each, and comes again when units show.
+    // A buyer of several sales clicks several times in each, and retries when units show.
     settings.admission.user_per_second = settings.admission.user_per_second.max(20);
     settings.admission.user_burst = settings.admission.user_burst.max(40);
     settings.admission.max_tracked = settings.admission.max_tracked.max(1_000_000);

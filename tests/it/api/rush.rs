@@ -108,7 +108,7 @@ async fn ten_units_and_100_buyers_end_in_exactly_ten_orders() {
     one.stop().await;
 }
 
-/// A reserve is not stranded: once Redis has sold out, it is for those who come again.
+/// A reserve is not stranded: once Redis has sold out, it is for those who retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_comes_again_after_sold_out_gets_the_reserve_and_not_one_unit_more() {
     let (one, two) = two_nodes("reserve_rush").await;

@@ -64,7 +64,7 @@ async fn a_claim_waits_for_the_guarded_transactions_before_it() {
     assert!(overtaken(&fence::guard(&mut connection, "r", 1, "ann").await));
 }
 
-/// An opening claims without the lock: whoever held the lock meanwhile starts again, above it.
+/// An opening claims without the lock: a holder of the lock meanwhile starts again, with a greater token.
 #[tokio::test]
 async fn a_token_claimed_without_the_lock_is_the_floor_of_the_next() {
     let world = World::new("without_lock").await;

@@ -187,7 +187,7 @@ async fn a_connection_that_fell_silent_is_replaced_and_the_node_sells_on() {
     assert!(is_accepted(&shop.stock.purchase(shop.sale.id, lost).await.outcome), "the retry is told the truth");
 }
 
-/// Whoever has bought is known for as long as the sale can be asked for anything.
+/// A buyer's claim is kept for as long as the sale accepts requests.
 #[tokio::test]
 async fn a_claim_outlives_the_sale() {
     let settings = shared("claims_live").await;
