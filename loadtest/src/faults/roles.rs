@@ -33,7 +33,9 @@ pub const FAULTS: &[Fault] = &[
         "a reconciler pauses between snapshot and warm, another takes over, the first resumes",
         |g, r| Box::pin(reconciler_paused(g, r)),
     ),
-    Fault::new("three-reconcilers", "three reconcilers see one restarted Redis", |g, r| Box::pin(three_reconcilers(g, r))),
+    Fault::new("three-reconcilers", "three reconcilers see one restarted Redis", |g, r| {
+        Box::pin(three_reconcilers(g, r))
+    }),
     Fault::new("one-clock-two-seconds-off", "the clock of one node is two seconds ahead, then two behind", |g, r| {
         Box::pin(clock_off(g, r))
     }),
