@@ -76,6 +76,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_help_is_as_it_was_agreed_on() {
+        insta::assert_snapshot!("help", Cli::command().render_long_help().to_string());
+        let mut cli = Cli::command();
+        for command in ["demo", "run", "faults", "bench"] {
+            let command = cli.find_subcommand_mut(command).expect("a command");
+            let help = command.render_long_help().to_string();
+            insta::assert_snapshot!(format!("help_{}", command.get_name()), help);
+        }
+    }
+
+    #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }

@@ -85,3 +85,16 @@ async fn migrate(settings: &Settings) -> anyhow::Result<()> {
     out::line("schema and topics are up to date");
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_help_is_as_it_was_agreed_on() {
+        let mut cli = Cli::command();
+        insta::assert_snapshot!("help", cli.render_long_help().to_string());
+    }
+}

@@ -136,6 +136,14 @@ fn a_page_is_well_formed_and_loads_nothing() {
     }
 }
 
+/// Whoever changes what people see changes a snapshot, too, and sees what they will see.
+#[test]
+fn the_page_of_a_run_and_its_text_are_as_they_were_agreed_on() {
+    // The style has tests of its own.
+    insta::assert_snapshot!("run_page", page(&full(), &heading("rush")).replace(STYLE, "/* style.css */"));
+    insta::assert_snapshot!("run_text", drive::text_report::TextReport(&full()).to_string());
+}
+
 #[test]
 fn every_promise_and_every_figure_is_on_the_page() {
     let report = full();
@@ -276,6 +284,7 @@ fn a_drill_shows_every_fault_what_it_broke_and_what_is_excused() {
     let (lossy, bad) = (entry("lossy", Verdict::Pass, "nothing_lost"), entry("bad", Verdict::Fail, "no_oversell"));
     let page =
         drill_page(&[("loses some", &lossy), ("sells twice", &bad), ("never settles", &unsettled)], Verdict::Fail);
+    insta::assert_snapshot!("drill_page", page.replace(STYLE, "/* style.css */"));
     check_well_formed(&page);
     check_self_contained(&page);
     for part in [
