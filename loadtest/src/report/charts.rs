@@ -4,10 +4,10 @@ use drive::answer::STAGES;
 use drive::distribution::Distribution;
 use drive::report::{Quantiles, Report};
 use drive::timeline::Bucket;
+use maud::{Markup, PreEscaped, html};
 
 use super::funnel::COLOURS;
-use super::html::Text;
-use super::plot::{Axis, Plot, Scale, Series, Shape, number, percent, put};
+use super::plot::{Axis, Plot, Scale, Series, Shape, number, percent};
 
 /// More bars than this are hairs.
 const MOST_BARS: usize = 110;
@@ -15,28 +15,29 @@ const MOST_BARS: usize = 110;
 const SILENCE: usize = 5;
 const SECONDS: &str = "seconds from the start of the sale";
 
-pub fn section(out: &mut String, report: &Report) {
-    out.push_str("<h2>How it went</h2>\n<div class=\"charts\">\n");
+pub fn section(report: &Report) -> Markup {
     let course = Course::of(report);
-    for (title, plot) in [
+    let plots = [
         ("Requests", course.as_ref().map(Course::requests)),
         ("Latency", latency(report)),
         ("Stock", course.as_ref().and_then(Course::stock)),
         ("Orders landing", course.as_ref().and_then(Course::rows)),
-    ] {
-        match plot {
-            Some(plot) => out.push_str(&plot.figure()),
-            None => put(
-                out,
-                format_args!(
-                    "<figure class=\"card\"><figcaption><h3>{}</h3></figcaption><p class=\"note\">There is nothing to \
-                     draw: it did not happen, or could not be seen from here.</p></figure>\n",
-                    Text(title)
-                ),
-            ),
+    ];
+    html! {
+        h2 { "How it went" }
+        div .charts {
+            @for (title, plot) in plots {
+                @if let Some(plot) = plot {
+                    (PreEscaped(plot.figure()))
+                } @else {
+                    figure .card {
+                        figcaption { h3 { (title) } }
+                        p .note { "There is nothing to draw: it did not happen, or could not be seen from here." }
+                    }
+                }
+            }
         }
     }
-    out.push_str("</div>\n");
 }
 
 /// A kind of answer, for its colour and name.

@@ -1,11 +1,11 @@
 //! The report of a fault drill as a page: every fault, what it did, and whether a promise was broken.
 
 use drive::report::Verdict;
+use maud::{Markup, html};
 use seckill::promises::{CheckResult, Finding};
 
 use super::fault_result::FaultResult;
-use super::html::Text;
-use super::plot::{number, put};
+use super::plot::number;
 use super::{Heading, document, head, tiles};
 
 /// The page of a drill: each fault with what it is about.
@@ -25,24 +25,27 @@ pub fn drill_page(faults: &[(&str, &FaultResult)], verdict: Verdict) -> String {
         (Verdict::Fail, more) => format!("{more} faults failed"),
     };
     let count = |n: usize| number(n as f64);
-    document(&heading.name, |out| {
-        head(out, &heading, verdict, &words);
-        let failures = (count(failed), "faults failed".to_owned(), failed > 0);
-        tiles(
-            out,
-            &[
-                (count(faults.len()), "faults played".to_owned(), false),
-                failures,
-                (count(checked), "promises checked".to_owned(), false),
-                (count(excused), "excused: Redis had lost what it alone knew".to_owned(), false),
-            ],
-        );
-        out.push_str("<main>\n<h2>The faults</h2>\n<div class=\"card\"><table class=\"promises\">\n");
-        for (about, entry) in faults {
-            line(out, about, entry);
-        }
-        out.push_str("</table></div>\n</main>\n");
-    })
+    let figures = [
+        (count(faults.len()), "faults played".to_owned(), false),
+        (count(failed), "faults failed".to_owned(), failed > 0),
+        (count(checked), "promises checked".to_owned(), false),
+        (count(excused), "excused: Redis had lost what it alone knew".to_owned(), false),
+    ];
+    document(
+        &heading.name,
+        &html! {
+            (head(&heading, verdict, &words))
+            (tiles(&figures))
+            main {
+                h2 { "The faults" }
+                div .card {
+                    table .promises {
+                        @for (about, entry) in faults { (row(about, entry)) }
+                    }
+                }
+            }
+        },
+    )
 }
 
 /// Broken promises of a fault, and whether each is excused.
@@ -51,30 +54,27 @@ fn broken(entry: &FaultResult) -> impl Iterator<Item = (&Finding, bool)> {
     broken.map(|finding| (finding, entry.excused.contains(&finding.name)))
 }
 
-fn line(out: &mut String, about: &str, entry: &FaultResult) {
+fn row(about: &str, entry: &FaultResult) -> Markup {
     let (class, word) = if entry.verdict == Verdict::Pass { ("pass", "pass") } else { ("fail", "fail") };
-    put(
-        out,
-        format_args!(
-            "<tr><th scope=\"row\">{}<small>{}</small></th><td class=\"stand\"><span class=\"badge {class}\">{word}</span></td><td>",
-            Text(entry.name),
-            Text(about),
-        ),
-    );
-    for (finding, excused) in broken(entry) {
-        let word = if excused { "excused" } else { "broken" };
-        put(out, format_args!("<b>{word} {}</b>: {}<br/>", Text(finding.name), Text(&finding.detail)));
-    }
     // What never settles fails a fault as well, and shows in what could not be judged for it.
     let open = entry.promises.iter().filter(|finding| finding.holds == CheckResult::Unknown);
-    for finding in open.filter(|_| entry.verdict == Verdict::Fail) {
-        put(out, format_args!("<b>not checked {}</b>: {}<br/>", Text(finding.name), Text(&finding.detail)));
-    }
-    if let Some(error) = &entry.error {
-        put(out, format_args!("<b>error</b>: {}<br/>", Text(error)));
-    }
     let at = entry.injected_at.map(|ms| format!("at {} s", number(ms as f64 / 1000.0)));
     let figures = entry.figures.iter().map(|(name, value)| format!("{} {value}", name.replace('_', " ")));
     let said: Vec<_> = at.into_iter().chain(figures).collect();
-    put(out, format_args!("<span class=\"soft\">{}</span></td></tr>\n", Text(said.join(", "))));
+    html! {
+        tr {
+            th scope="row" { (entry.name) small { (about) } }
+            td .stand { span .badge .(class) { (word) } }
+            td {
+                @for (finding, excused) in broken(entry) {
+                    b { @if excused { "excused " } @else { "broken " } (finding.name) } ": " (finding.detail) br;
+                }
+                @for finding in open.filter(|_| entry.verdict == Verdict::Fail) {
+                    b { "not checked " (finding.name) } ": " (finding.detail) br;
+                }
+                @if let Some(error) = &entry.error { b { "error" } ": " (error) br; }
+                span .soft { (said.join(", ")) }
+            }
+        }
+    }
 }

@@ -2,9 +2,9 @@
 
 use drive::answer::STAGES;
 use drive::report::{Afterwards, Report};
+use maud::{Markup, html};
 
-use super::html::Text;
-use super::plot::{number, put};
+use super::plot::number;
 
 /// Colours of [`STAGES`], in their order, by class of the style sheet.
 pub const COLOURS: [&str; STAGES.len()] = ["malformed", "door", "hours", "stock"];
@@ -17,39 +17,42 @@ struct Loss {
     count: u64,
 }
 
-pub fn section(out: &mut String, report: &Report) {
-    out.push_str("<h2>The funnel</h2>\n<ol class=\"funnel card\">\n");
+pub fn section(report: &Report) -> Markup {
     let all = report.requests;
-    row(out, "purchases sent", "", (all, "edge"), 0, all);
     let mut left = all;
+    let mut rows = vec![row("purchases sent", "", (all, "edge"), 0, all)];
     for Loss { what, detail, colour, count } in losses(report) {
         left = left.saturating_sub(count);
         if count > 0 {
-            row(out, what, &detail, (count, colour), left, all);
+            rows.push(row(what, &detail, (count, colour), left, all));
         }
     }
     // What is left are answers 202; a repeated purchase gets the same order again.
     let repeated = left.saturating_sub(report.accepted);
     if repeated > 0 {
-        row(out, "the same order again", "202 to a repeated purchase", (repeated, "edge"), report.accepted, all);
+        let detail = "202 to a repeated purchase";
+        rows.push(row("the same order again", detail, (repeated, "edge"), report.accepted, all));
     }
-    row(out, "accepted", "distinct orders answered 202", (report.accepted, "accepted"), 0, all);
-    let rows: u64 = report.orders.values().sum();
+    rows.push(row("accepted", "distinct orders answered 202", (report.accepted, "accepted"), 0, all));
+    let orders: u64 = report.orders.values().sum();
     let states: Vec<_> =
         report.orders.iter().map(|(state, count)| format!("{state} {}", number(*count as f64))).collect();
-    row(out, "rows in the ledger", &states.join(", "), (rows, "accepted"), 0, all);
-    out.push_str("</ol>\n");
-    afterwards(out, report);
+    rows.push(row("rows in the ledger", &states.join(", "), (orders, "accepted"), 0, all));
+    html! {
+        h2 { "The funnel" }
+        ol .funnel .card { @for row in rows { (row) } }
+        (afterwards(report))
+    }
 }
 
 /// What became of the accepted orders, where buyers lived on after their purchase.
-fn afterwards(out: &mut String, report: &Report) {
+fn afterwards(report: &Report) -> Markup {
     let after = report.afterwards;
     if after == Afterwards::default() {
-        return;
+        return html! {};
     }
-    out.push_str("<h2>After the purchase</h2>\n<ol class=\"funnel card\">\n");
     let mut left = report.accepted;
+    let mut rows = Vec::new();
     for (what, detail, count, colour) in [
         ("paid", "", after.paid, "accepted"),
         ("cancelled", "by the buyer; the units went back on sale", after.cancelled, "hours"),
@@ -58,32 +61,30 @@ fn afterwards(out: &mut String, report: &Report) {
     ] {
         left = left.saturating_sub(count);
         if count > 0 {
-            row(out, what, detail, (count, colour), left, report.accepted);
+            rows.push(row(what, detail, (count, colour), left, report.accepted));
         }
     }
     let again = format!("of {} retries", number(after.came_again as f64));
-    row(out, "orders from retries", &again, (after.bought_again, "accepted"), 0, report.accepted);
-    out.push_str("</ol>\n");
+    rows.push(row("orders from retries", &again, (after.bought_again, "accepted"), 0, report.accepted));
+    html! {
+        h2 { "After the purchase" }
+        ol .funnel .card { @for row in rows { (row) } }
+    }
 }
 
 /// One line: what it is, how many, and a bar with what is left in front of what goes.
-fn row(out: &mut String, what: &str, detail: &str, (count, colour): (u64, &str), left: u64, all: u64) {
+fn row(what: &str, detail: &str, (count, colour): (u64, &str), left: u64, all: u64) -> Markup {
     let part = |class: &str, count: u64| {
-        let some = if count > 0 { " some" } else { "" };
         let share = 100.0 * count as f64 / (all.max(1) as f64);
-        format!("<i class=\"{class}{some}\" style=\"width:{:.2}%\"></i>", share.min(100.0))
+        html! { i .(class) .some[count > 0] style=(format!("width:{:.2}%", share.min(100.0))) {} }
     };
-    let detail = if detail.is_empty() { String::new() } else { format!("<small>{}</small>", Text(detail)) };
-    put(
-        out,
-        format_args!(
-            "<li><span>{}{detail}</span><span class=\"count\">{}</span><span class=\"bar\">{}{}</span></li>\n",
-            Text(what),
-            number(count as f64),
-            part("left", left),
-            part(colour, count),
-        ),
-    );
+    html! {
+        li {
+            span { (what) @if !detail.is_empty() { small { (detail) } } }
+            span .count { (number(count as f64)) }
+            span .bar { (part("left", left)) (part(colour, count)) }
+        }
+    }
 }
 
 fn losses(report: &Report) -> Vec<Loss> {

@@ -5,9 +5,9 @@
 
 mod charts;
 mod drill;
+mod escape;
 mod fault_result;
 mod funnel;
-mod html;
 mod plot;
 mod promises;
 mod tables;
@@ -22,9 +22,9 @@ use std::path::Path;
 use anyhow::Context;
 use drive::report::{Report, Verdict};
 use drive::text_report::verdict_in_words;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use html::Text;
-use plot::{number, put};
+use plot::number;
 
 /// What a run is called on its page.
 #[derive(Clone, Debug)]
@@ -45,48 +45,58 @@ pub fn write(file: Option<&Path>, page: impl FnOnce() -> String) -> anyhow::Resu
 
 /// The whole page.
 pub fn page(report: &Report, heading: &Heading) -> String {
-    document(&heading.name, |out| {
-        head(out, heading, report.verdict, &verdict_in_words(report));
-        tiles(out, &figures(report));
-        out.push_str("<main>\n");
-        funnel::section(out, report);
-        charts::section(out, report);
-        promises::section(out, report);
-        tables::section(out, report);
-        out.push_str("</main>\n");
-    })
+    document(
+        &heading.name,
+        &html! {
+            (head(heading, report.verdict, &verdict_in_words(report)))
+            (tiles(&figures(report)))
+            main {
+                (funnel::section(report))
+                (charts::section(report))
+                (promises::section(report))
+                (tables::section(report))
+            }
+        },
+    )
 }
 
-/// A document around what `fill` writes: the style, and nothing else.
-fn document(name: &str, fill: impl FnOnce(&mut String)) -> String {
-    let mut out = String::from("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n");
-    out.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n");
-    put(&mut out, format_args!("<title>seckill: {}</title>\n", Text(name)));
-    put(&mut out, format_args!("<style>\n{}</style>\n</head>\n<body>\n", include_str!("style.css")));
-    fill(&mut out);
-    out.push_str(
-        "<footer class=\"note\">Written by <code>loadtest</code>. Every figure is also in the JSON report.</footer>\n",
-    );
-    out.push_str("</body>\n</html>\n");
-    out
+/// A document around `body`: the style, and nothing else.
+fn document(name: &str, body: &Markup) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "seckill: " (name) }
+                style { (PreEscaped(include_str!("style.css"))) }
+            }
+            body {
+                (body)
+                footer .note { "Written by " code { "loadtest" } ". Every figure is also in the JSON report." }
+            }
+        }
+    };
+    page.into_string()
 }
 
-fn head(out: &mut String, heading: &Heading, verdict: Verdict, words: &str) {
+fn head(heading: &Heading, verdict: Verdict, words: &str) -> Markup {
     let (class, word, sign) = match verdict {
         Verdict::Pass => ("pass", "Pass", "M5 13l4.5 4.5L19 7.5"),
         Verdict::Fail => ("fail", "Fail", "M6.5 6.5l11 11M17.5 6.5l-11 11"),
     };
-    put(
-        out,
-        format_args!(
-            "<header>\n<div><h1>{}</h1><p class=\"soft\">{}</p></div>\n<div class=\"verdict {class}\">\
-             <svg class=\"sign\" viewBox=\"0 0 24 24\" aria-hidden=\"true\"><path d=\"{sign}\"/></svg>\
-             <div><b>{word}</b><span>{}</span></div></div>\n</header>\n",
-            Text(&heading.name),
-            Text(&heading.about),
-            Text(sentence(words)),
-        ),
-    );
+    html! {
+        header {
+            div {
+                h1 { (heading.name) }
+                p .soft { (heading.about) }
+            }
+            div .verdict .(class) {
+                svg .sign viewBox="0 0 24 24" aria-hidden="true" { path d=(sign) {} }
+                div { b { (word) } span { (sentence(words)) } }
+            }
+        }
+    }
 }
 
 /// With a capital, as a line of its own.
@@ -116,11 +126,12 @@ fn figures(report: &Report) -> [Tile; 6] {
     ]
 }
 
-fn tiles(out: &mut String, tiles: &[Tile]) {
-    out.push_str("<ul class=\"tiles\">\n");
-    for (figure, what, alarm) in tiles {
-        let class = if *alarm { "card alarm" } else { "card" };
-        put(out, format_args!("<li class=\"{class}\"><b>{}</b><span>{}</span></li>\n", Text(figure), Text(what)));
+fn tiles(tiles: &[Tile]) -> Markup {
+    html! {
+        ul .tiles {
+            @for (figure, what, alarm) in tiles {
+                li .card .alarm[*alarm] { b { (figure) } span { (what) } }
+            }
+        }
     }
-    out.push_str("</ul>\n");
 }

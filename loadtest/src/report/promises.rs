@@ -1,10 +1,8 @@
 //! The promises, each with its figures, and what else was checked about the run.
 
 use drive::report::Report;
+use maud::{Markup, html};
 use seckill::promises::{CheckResult, Finding};
-
-use super::html::Text;
-use super::plot::put;
 
 /// What each promise and check says.
 const MEANINGS: [(&str, &str); 18] = [
@@ -33,33 +31,34 @@ pub fn meaning(name: &str) -> &'static str {
     MEANINGS.iter().find(|(known, _)| *known == name).map_or("", |(_, meaning)| meaning)
 }
 
-pub fn section(out: &mut String, report: &Report) {
-    out.push_str("<h2>The promises</h2>\n");
-    table(out, &report.promises);
-    if !report.checks.is_empty() {
-        out.push_str("<h2>Checks of this run</h2>\n");
-        table(out, &report.checks);
+pub fn section(report: &Report) -> Markup {
+    html! {
+        h2 { "The promises" }
+        (table(&report.promises))
+        @if !report.checks.is_empty() {
+            h2 { "Checks of this run" }
+            (table(&report.checks))
+        }
     }
 }
 
-fn table(out: &mut String, findings: &[Finding]) {
-    out.push_str("<div class=\"card\"><table class=\"promises\">\n");
-    for finding in findings {
-        let (class, word) = match finding.holds {
-            CheckResult::Holds => ("pass", "holds"),
-            CheckResult::Broken => ("fail", "broken"),
-            CheckResult::Unknown => ("open", "not checked"),
-        };
-        put(
-            out,
-            format_args!(
-                "<tr><th scope=\"row\">{}<small>{}</small></th><td class=\"stand\"><span class=\"badge {class}\">{word}</span></td>\
-                 <td>{}</td></tr>\n",
-                Text(finding.name),
-                Text(meaning(finding.name)),
-                Text(&finding.detail),
-            ),
-        );
+fn table(findings: &[Finding]) -> Markup {
+    html! {
+        div .card {
+            table .promises {
+                @for finding in findings {
+                    @let (class, word) = match finding.holds {
+                        CheckResult::Holds => ("pass", "holds"),
+                        CheckResult::Broken => ("fail", "broken"),
+                        CheckResult::Unknown => ("open", "not checked"),
+                    };
+                    tr {
+                        th scope="row" { (finding.name) small { (meaning(finding.name)) } }
+                        td .stand { span .badge .(class) { (word) } }
+                        td { (finding.detail) }
+                    }
+                }
+            }
+        }
     }
-    out.push_str("</table></div>\n");
 }

@@ -1,66 +1,74 @@
 //! The figures that no picture shows, and what the run ran on.
 
 use drive::report::{Afterwards, Quantiles, Report, SaleReport};
+use maud::{Markup, html};
 use seckill::promises::CheckResult;
 
-use super::html::Text;
-use super::plot::{number, put};
+use super::plot::number;
 
-pub fn section(out: &mut String, report: &Report) {
-    if !report.sales.is_empty() {
-        sales(out, &report.sales);
+pub fn section(report: &Report) -> Markup {
+    html! {
+        @if !report.sales.is_empty() { (sales(&report.sales)) }
+        h2 { "All figures" }
+        (pairs(&figures(report)))
+        h2 { "The machine" }
+        (pairs(&machine(report)))
+        p .note {
+            "The buyers ran on this machine. Where the service ran there too, both shared its processors: such figures \
+             compare versions of the service and do not tell what it can do alone."
+        }
     }
-    out.push_str("<h2>All figures</h2>\n");
-    pairs(out, &figures(report));
-    out.push_str("<h2>The machine</h2>\n");
-    pairs(out, &machine(report));
-    let note = "The buyers ran on this machine. Where the service ran there too, both shared its processors: such \
-                figures compare versions of the service and do not tell what it can do alone.";
-    put(out, format_args!("<p class=\"note\">{note}</p>\n"));
 }
 
 /// Each of several sales in a line of its own.
-fn sales(out: &mut String, sales: &[SaleReport]) {
-    out.push_str("<h2>The sales</h2>\n<div class=\"card\"><table class=\"promises\">\n");
-    for sale in sales {
-        let findings = || sale.promises.iter().chain(&sale.checks);
-        let broken: Vec<_> = findings().filter(|f| f.holds == CheckResult::Broken).map(|f| f.name).collect();
-        let open = findings().filter(|f| f.holds == CheckResult::Unknown).count();
-        let (class, word) = match (broken.is_empty(), open) {
-            (false, _) => ("fail", "broken"),
-            (true, 0) => ("pass", "holds"),
-            (true, _) => ("open", "not all checked"),
-        };
-        let count = |n: u64| number(n as f64);
-        let mut said =
-            vec![format!("{} purchases", count(sale.requests)), format!("{} accepted", count(sale.accepted))];
-        said.extend(sale.oversold.map(|units| format!("{} units oversold", number(units as f64))));
-        said.extend(sale.unsold.map(|unsold| format!("{} unsold", number(unsold as f64))));
-        said.extend(sale.orders.iter().map(|(state, n)| format!("{} {state}", count(*n))));
-        said.extend((!broken.is_empty()).then(|| format!("broken: {}", broken.join(", "))));
-        put(
-            out,
-            format_args!(
-                "<tr><th scope=\"row\">{}<small>sale {}, {} units</small></th><td class=\"stand\">\
-                 <span class=\"badge {class}\">{word}</span></td><td>{}</td></tr>\n",
-                Text(&sale.name),
-                Text(sale.sale),
-                number(sale.stock.into()),
-                Text(said.join(", ")),
-            ),
-        );
+fn sales(sales: &[SaleReport]) -> Markup {
+    html! {
+        h2 { "The sales" }
+        div .card {
+            table .promises {
+                @for sale in sales { (sale_row(sale)) }
+            }
+        }
     }
-    out.push_str("</table></div>\n");
+}
+
+fn sale_row(sale: &SaleReport) -> Markup {
+    let findings = || sale.promises.iter().chain(&sale.checks);
+    let broken: Vec<_> = findings().filter(|f| f.holds == CheckResult::Broken).map(|f| f.name).collect();
+    let open = findings().filter(|f| f.holds == CheckResult::Unknown).count();
+    let (class, word) = match (broken.is_empty(), open) {
+        (false, _) => ("fail", "broken"),
+        (true, 0) => ("pass", "holds"),
+        (true, _) => ("open", "not all checked"),
+    };
+    let count = |n: u64| number(n as f64);
+    let mut said = vec![format!("{} purchases", count(sale.requests)), format!("{} accepted", count(sale.accepted))];
+    said.extend(sale.oversold.map(|units| format!("{} units oversold", number(units as f64))));
+    said.extend(sale.unsold.map(|unsold| format!("{} unsold", number(unsold as f64))));
+    said.extend(sale.orders.iter().map(|(state, n)| format!("{} {state}", count(*n))));
+    said.extend((!broken.is_empty()).then(|| format!("broken: {}", broken.join(", "))));
+    html! {
+        tr {
+            th scope="row" {
+                (sale.name)
+                small { "sale " (sale.sale) ", " (number(sale.stock.into())) " units" }
+            }
+            td .stand { span .badge .(class) { (word) } }
+            td { (said.join(", ")) }
+        }
+    }
 }
 
 type Pair = (String, String);
 
-fn pairs(out: &mut String, pairs: &[Pair]) {
-    out.push_str("<dl class=\"card pairs\">\n");
-    for (name, value) in pairs {
-        put(out, format_args!("<div><dt>{}</dt><dd>{}</dd></div>\n", Text(name), Text(value)));
+fn pairs(pairs: &[Pair]) -> Markup {
+    html! {
+        dl .card .pairs {
+            @for (name, value) in pairs {
+                div { dt { (name) } dd { (value) } }
+            }
+        }
     }
-    out.push_str("</dl>\n");
 }
 
 fn figures(report: &Report) -> Vec<Pair> {

@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 pub use scale::{Scale, number, percent};
 
-use super::html::Text;
+use super::escape::Text;
 
 /// One axis.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! Text on its way into a page.
+//! Text on its way into a picture: an SVG is written by hand, and the page around it by maud, which escapes by itself.
 
 use std::fmt::{self, Display, Write};
 
