@@ -77,7 +77,15 @@ fn full() -> Report {
         },
         latency_distribution: Distributions { accepted: distribution(0.9), refused: distribution(0.2) },
         timeline: Timeline { bucket_ms: 100, buckets: (-5..40).map(|n| bucket(n * 100)).collect() },
-        machine: Machine::here(BTreeMap::from([("redis", "7.0.15".to_owned())])),
+        // Not the machine of the tests: the page must be the same on each.
+        machine: Machine {
+            cpu: Some("A processor".to_owned()),
+            cores: Some(8),
+            memory_bytes: Some(16 << 30),
+            kernel: Some("6.1.0".to_owned()),
+            build: "release",
+            versions: BTreeMap::from([("redis", "7.0.15".to_owned()), ("rustc", "1.94.0".to_owned())]),
+        },
         promises: NAMES
             .map(|name| Finding { name, holds: CheckResult::Holds, detail: format!("the figures of {name}") })
             .to_vec(),
