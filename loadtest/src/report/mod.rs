@@ -77,7 +77,8 @@ fn document(name: &str, body: &Markup) -> String {
             }
         }
     };
-    page.into_string()
+    // Control characters are not allowed in a page, whatever they are meant to be; maud lets them through.
+    page.into_string().replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
 }
 
 fn head(heading: &Heading, verdict: Verdict, words: &str) -> Markup {

@@ -251,6 +251,7 @@ fn hostile_text_stays_text() {
     report.broker = hostile.to_owned();
     report.machine.cpu = Some(hostile.to_owned());
     report.promises[0].detail = hostile.to_owned();
+    assert!(!super::page(&report, &heading("a\u{0}b")).contains('\u{0}'), "a control character");
     let page = page(&report, &heading(hostile));
     check_well_formed(&page);
     assert!(!page.contains("<script") && !page.contains("<img"));
