@@ -21,6 +21,8 @@ mod delivery;
 
 mod outage;
 
+mod relay;
+
 use crate::support::flow::{SOON, length, pending, redis};
 use crate::support::wait_until;
 

@@ -1,7 +1,6 @@
 //! What a relay reads, and in which order, where nobody comes after it to make up for it: here a silent relay's
 //! entries are taken over after an hour only, so whatever is delivered was found by the read that is meant to find it.
 
-
 use std::time::{Duration, Instant};
 
 use prometheus::Registry;
@@ -25,8 +24,15 @@ async fn settings(name: &str) -> Settings {
 
 fn worker(settings: &Settings, name: &str) -> Worker {
     let producer = Producer::new(&settings.kafka).unwrap();
-    Worker::new(settings, sale(1), name, producer, Metrics::registered(&Registry::new()).unwrap(), RelayFlushStatus::default())
-        .unwrap()
+    Worker::new(
+        settings,
+        sale(1),
+        name,
+        producer,
+        Metrics::registered(&Registry::new()).unwrap(),
+        RelayFlushStatus::default(),
+    )
+    .unwrap()
 }
 
 async fn drain(worker: &mut Worker, redis: &mut MultiplexedConnection) {
