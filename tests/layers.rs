@@ -172,6 +172,30 @@ fn every_crate_imports_only_the_crates_that_it_may() {
     }
 }
 
+/// A file that no module names is not compiled, and the tests in it do not run.
+#[test]
+fn every_file_is_a_module_of_its_crate() {
+    for folder in ["src", "crates/sandbox/src", "crates/drive/src", "loadtest/src", "tests/it"] {
+        let folder = root().join(folder);
+        let files = files(&folder);
+        for file in &files {
+            let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            let parent = file.parent().expect("a folder");
+            let (name, home) = match stem {
+                "lib" | "main" => continue,
+                "mod" => (parent.file_name().and_then(|name| name.to_str()).unwrap_or_default(), parent.parent()),
+                name => (name, Some(parent)),
+            };
+            let home = home.expect("a folder");
+            let declared = ["mod.rs", "lib.rs", "main.rs"].iter().any(|root| {
+                let file = home.join(root);
+                file.is_file() && fs::read_to_string(file).is_ok_and(|code| code.contains(&format!("mod {name};")))
+            });
+            assert!(declared, "no module names {}", file.display());
+        }
+    }
+}
+
 /// Whether arrows lead from `at` to `goal`. Leaves the way in `way`.
 fn leads_back(
     arrows: &BTreeMap<Vec<String>, BTreeSet<Vec<String>>>,
